@@ -11,30 +11,29 @@ import (
 )
 
 const (
-	// recordingMost is the most bytes of a recording that wait to be taken. What comes when they are there is counted,
-	// and lost.
+	// recordingMost is the most bytes of a recording that wait to be taken. Further events are lost, and counted.
 	recordingMost = 4 << 20
-	// recordingNames is the most files, and the most programs, that one recording tells apart.
+	// recordingNames is the most files, and the most programs, that a recording tells apart.
 	recordingNames = 1 << 16
-	// recordingFlush is how often what has been recorded is given out, however little it is.
+	// recordingFlush is the interval at which even a small batch is given out.
 	recordingFlush = 500 * time.Millisecond
-	// recordingBatch is how much is given out at once where there is more.
+	// recordingBatch is the size at which a batch is given out at once.
 	recordingBatch = 60 << 10
 )
 
-// Recording writes down the accesses of a mount, in the format of package trace, for one client that asked for it. Its
-// methods may be called from any goroutine.
+// Recording records the accesses of a mount for one client, in the format of package trace. Its methods may be called
+// from any goroutine.
 type Recording struct {
 	c     *Cache
 	begun time.Time // immutable
-	// full has an element once there is a batch, or the recording has ended.
+	// full has an element when a batch is ready or the recording has ended.
 	full chan struct{}
 
 	mu      sync.Mutex
 	enc     *trace.Encoder          // protected by mu
 	files   map[FileID]recordedFile // protected by mu
 	sources map[trace.Source]uint32 // protected by mu
-	lost    uint64                  // protected by mu; events since the last that was not lost
+	lost    uint64                  // protected by mu; events lost since the last one that was recorded
 	ended   bool                    // protected by mu
 }
 
@@ -46,26 +45,27 @@ type recordedFile struct {
 // OnCPU is the Device of an Access by a program on the CPU.
 const OnCPU = trace.CPU
 
-// Access is one access to a file, as it is recorded.
+// Access is one recorded access to a file.
 type Access struct {
 	File FileID
 	// Describe returns the file's name and size. It is called at the file's first access, without any lock of this
 	// package.
 	Describe func() (name string, size int64)
-	// Device is the number of the device that the bytes are for, or OnCPU; Thread is the kernel's number of who asked.
+	// Device is the number of the device that gets the bytes, or OnCPU. Thread is the kernel's number of the thread
+	// that asked.
 	Device int
 	Thread uint32
 	Off    int64
 	Len    int64
-	// Size is the file's, negative where it is not known: what an access has past its end is left out.
+	// Size is the file's size, negative if unknown. The part of an access past it is left out.
 	Size    int64
 	Began   time.Time
 	Pattern prefetch.Pattern
-	// Write says that the bytes were changed.
+	// Write says that the access changed the bytes.
 	Write bool
 }
 
-// Record begins a recording, which the caller ends with Stop. EBUSY while there is another one.
+// Record begins a recording, which the caller ends with Stop. EBUSY if another one is going on.
 func (c *Cache) Record() (*Recording, error) {
 	r := &Recording{
 		c:       c,
@@ -82,7 +82,7 @@ func (c *Cache) Record() (*Recording, error) {
 	return r, nil
 }
 
-// Recording returns the recording that is going on, or nil.
+// Recording returns the current recording, or nil.
 func (c *Cache) Recording() *Recording {
 	if c == nil {
 		return nil
@@ -111,7 +111,7 @@ func (r *Recording) Access(a Access) {
 	})
 }
 
-// Resize records that a file has another size now, if it was accessed before.
+// Resize records a new size of a file that was accessed before.
 func (r *Recording) Resize(id FileID, size int64) {
 	r.mu.Lock()
 	_, known := r.files[id]
@@ -126,7 +126,7 @@ func (r *Recording) Resize(id FileID, size int64) {
 	})
 }
 
-// event records what about says of a file, or counts it as lost.
+// event records the event that about returns for a file, or counts it as lost.
 func (r *Recording) event(id FileID, describe func() (string, int64), about func(f *recordedFile) (trace.Event, bool)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -183,8 +183,8 @@ func (r *Recording) wake() {
 	}
 }
 
-// Next waits for a batch, or a moment, and returns bytes of the trace that were not returned before; none where nothing
-// happened. ok is false when the recording has ended and these are its last bytes, or when ctx has ended.
+// Next waits for a batch or for recordingFlush, and returns the new bytes of the trace; none if nothing happened. ok is
+// false when the recording has ended and these are its last bytes, or when ctx has ended.
 func (r *Recording) Next(ctx context.Context) (b []byte, ok bool) {
 	moment := time.NewTimer(recordingFlush)
 	defer moment.Stop()
@@ -202,7 +202,7 @@ func (r *Recording) Next(ctx context.Context) (b []byte, ok bool) {
 	return r.enc.Take(), !r.ended
 }
 
-// Stop ends the recording. What is left of it is to be had from Next. It is idempotent.
+// Stop ends the recording. Next returns the rest of it. Stop is idempotent.
 func (r *Recording) Stop() {
 	r.c.recording.CompareAndSwap(r, nil)
 	r.mu.Lock()
@@ -218,12 +218,12 @@ func (r *Recording) Stop() {
 	r.wake()
 }
 
-// record notes an acquire of n bytes at off of the file, for the mapping's device.
+// record records an acquire of n bytes at off of the file by the mapping's device.
 func (m *Mapping) record(off, n int64, began time.Time) {
 	m.recordAll(Access{Off: off, Len: n, Began: began, Pattern: m.pattern()})
 }
 
-// recordAll notes accesses of the mapping's device to the bytes that they say.
+// recordAll records accesses of the mapping's device. The caller fills in what varies between them.
 func (m *Mapping) recordAll(list ...Access) {
 	r := m.f.c.Recording()
 	if r == nil {
@@ -231,7 +231,7 @@ func (m *Mapping) recordAll(list ...Access) {
 	}
 	f := m.f
 	size := int64(-1)
-	if f.mu.TryLock() { // waiting for somebody's transfer would change what is recorded
+	if f.mu.TryLock() { // waiting for a transfer would distort the recording
 		size = f.size
 		f.mu.Unlock()
 	}

@@ -4,17 +4,17 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
-// A view of much is filled over the links of other devices, too, while these have nothing to do (mover.Relay). Each of
-// them lends staging memory until the fill has ended, where it has plenty that nobody uses.
+// A large view is also filled over the links of other devices while they are idle (mover.Relay). Each of these devices
+// lends staging memory for the fill if it has plenty of unused memory.
 
 const (
-	// leastRelayed is the least that is filled so, 256 MiB: less takes no longer than to find out who is idle.
+	// leastRelayed is the smallest such fill, 256 MiB. A smaller one takes no longer than finding idle devices.
 	leastRelayed = 256 << 20
-	// relaySpare is how many times the staging memory a device has free that lends some.
+	// relaySpare says how much memory a lending device must have free: this many times the staging memory.
 	relaySpare = 8
 )
 
-// relays returns what a fill of so many bytes may use besides the device's own link, and what gives it back.
+// relays returns the relays for a fill of so many bytes, and a function that frees their memory.
 func (c *Cache) relays(dev *device, bytes int64) (list []*mover.Relay, giveBack func()) {
 	if !c.neighbourLinks || bytes < c.leastRelayed {
 		return nil, func() {}
@@ -27,11 +27,11 @@ func (c *Cache) relays(dev *device, bytes int64) (list []*mover.Relay, giveBack 
 		}
 		mem, err := o.Alloc(size)
 		if err != nil {
-			continue // others took it meanwhile
+			continue // others took the memory
 		}
 		list = append(list, &mover.Relay{Device: o.moves, Memory: mem, Failed: func(err error) {
 			if !c.noteWay(dev, o, err) {
-				c.log.Warn("a neighbour's link fails; its bytes go over others", "device", o.info.Ordinal, "to",
+				c.log.Warn("a neighbour's link fails; its bytes take other links", "device", o.info.Ordinal, "to",
 					dev.info.Ordinal,
 					"error", err)
 			}
@@ -40,7 +40,7 @@ func (c *Cache) relays(dev *device, bytes int64) (list []*mover.Relay, giveBack 
 	lent := append([]*mover.Relay(nil), list...) // the fill keeps its own order
 	return list, func() {
 		for _, r := range lent {
-			_ = r.Memory.Free() // of a lost device it fails
+			_ = r.Memory.Free() // it fails for a lost device
 		}
 	}
 }

@@ -14,15 +14,15 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
-// dropGap is the number of clean pages between two dropped runs that are dropped along with them, to save a call.
+// dropGap is the widest gap of clean pages between two dropped runs that is dropped along with them, to save a call.
 const dropGap = 8
 
-// maxRedrops bounds how often pages that come back to the kernel during one release are dropped again.
+// maxRedrops bounds how often one release drops pages again that come back to the kernel.
 const maxRedrops = 100
 
-// release publishes what programs stored into the pages of rg on the device of h, and returns the pages that differ
-// from their base. When it returns, the kernel holds no old copy of them. No data moves. Where ctx ends before the
-// pages are published, none of them is. It leaves out pages of open groups, and counts those that differ.
+// release publishes the stores of programs into the pages of rg on the device of h. It returns the pages that differ
+// from their base. On return the kernel holds no old copy of them. No data moves. If ctx ends before the pages are
+// published, none of them is. release leaves out pages of open groups, and counts those that differ.
 func (f *File) release(ctx context.Context, h *holding,
 	rg page.Range) (modified []page.Range, grouped int64, err error) {
 	start := time.Now()
@@ -43,7 +43,7 @@ func (f *File) release(ctx context.Context, h *holding,
 		modified = subtract(modified, h.grouped)
 		grouped = all - pagesOf(modified)
 	}
-	// What is stored past end of file goes nowhere.
+	// Stores past end of file are not kept.
 	if modified, err = f.insideFileLocked(ctx, h, modified); err != nil {
 		f.mu.Unlock()
 		return nil, 0, err
@@ -56,7 +56,7 @@ func (f *File) release(ctx context.Context, h *holding,
 	f.drainAllLocked(&p)
 	f.mu.Unlock()
 	f.tellTimes(p)
-	// Another process's release of a shared page may have published our bytes too, and be draining still.
+	// Another process's release of a shared page may have published our bytes too, and may still be draining.
 	if err := f.waitDrains(ctx, rg); err != nil {
 		return modified, grouped, err
 	}
@@ -65,16 +65,16 @@ func (f *File) release(ctx context.Context, h *holding,
 	return modified, grouped, nil
 }
 
-// released is what a release of one file published.
+// released is the result of publishing pages of one file.
 type released struct {
 	pages   int64
-	drain   lrc.Drain // what the kernel has to drop
-	dropped bool      // it had to drop some
+	drain   lrc.Drain // what the kernel must drop
+	dropped bool      // the kernel had pages to drop
 	kernel  KernelPages
 }
 
-// releaseLocked publishes modified pages, which are among rg. It fails only where ctx ends while earlier releases of
-// the pages are brought home, as they have to be where the kernel caches writes: then nothing is published.
+// releaseLocked publishes the pages in modified, which are in rg. If the kernel caches writes, earlier releases of the
+// pages may have to be brought home first. It fails only if ctx ends while that goes on; then nothing is published.
 func (f *File) releaseLocked(ctx context.Context, h *holding, modified []page.Range,
 	rg page.Range) (p released, err error) {
 	p.pages = pagesOf(modified)
@@ -82,8 +82,8 @@ func (f *File) releaseLocked(ctx context.Context, h *holding, modified []page.Ra
 	for _, run := range plan.Collect {
 		err := f.collectLocked(ctx, run, false)
 		if err != nil && ctx.Err() != nil {
-			// Published now, the pages would come home after the kernel's, and undo what the program wrote. Whoever
-			// cut the release short has another one to come, the implicit one at the latest.
+			// If the pages were published now, they would come home after the kernel's pages, and undo what the program
+			// wrote. The interrupted caller releases again: at the latest when it unmaps.
 			plan.Abort()
 			return p, err
 		}
@@ -105,21 +105,21 @@ func (f *File) releaseLocked(ctx context.Context, h *holding, modified []page.Ra
 	return p, nil
 }
 
-// drainAllLocked has the kernel drop what was published. It lets go of mu meanwhile.
+// drainAllLocked makes the kernel drop the published pages. It releases mu while it waits.
 func (f *File) drainAllLocked(p *released) {
 	for tries := 0; len(p.drain.Pages) > 0 && tries <= maxRedrops; tries++ {
 		p.drain = f.drainLocked(p.drain, tries == maxRedrops)
 	}
 }
 
-// tellTimes has the kernel drop the file's times where it dropped no pages, which drops those too.
+// tellTimes makes the kernel drop the file's times, unless it dropped them along with pages.
 func (f *File) tellTimes(p released) {
 	if timed, ok := p.kernel.(TimedPages); ok && p.pages > 0 && (!p.dropped || f.c.writeBack) {
 		timed.Modified()
 	}
 }
 
-// insideFileLocked returns those of the pages in modified that were modified before the end of the file.
+// insideFileLocked returns the pages in modified that were modified before the end of the file.
 func (f *File) insideFileLocked(ctx context.Context, h *holding, modified []page.Range) ([]page.Range, error) {
 	modified = before(modified, page.Count(f.size))
 	last := page.Range{Start: page.Index(f.size >> page.Shift), End: page.Count(f.size)}
@@ -138,8 +138,7 @@ func (f *File) insideFileLocked(ctx context.Context, h *holding, modified []page
 	return modified, nil
 }
 
-// storedLocked returns the tracked pages of rg in which programs stored what may be part of the file and is not
-// released.
+// storedLocked returns the tracked pages of rg with unreleased stores that may be part of the file.
 func (f *File) storedLocked(ctx context.Context, h *holding, rg page.Range) ([]page.Range, error) {
 	modified, err := f.modifiedLocked(ctx, h, rg)
 	if err != nil {
@@ -152,8 +151,8 @@ func (f *File) storedLocked(ctx context.Context, h *holding, rg page.Range) ([]p
 	return f.insideFileLocked(ctx, h, modified)
 }
 
-// before returns the pages of ascending ranges before end, in the memory of the ranges: a release of scattered pages
-// has very many of them.
+// before returns the pages of ascending ranges before end. It reuses the memory of ranges, because a release of
+// scattered pages has very many of them.
 func before(ranges []page.Range, end page.Index) []page.Range {
 	for n := len(ranges); n > 0; n-- {
 		last := &ranges[n-1]
@@ -165,9 +164,10 @@ func before(ranges []page.Range, end page.Index) []page.Range {
 	return ranges
 }
 
-// drainLocked has the kernel drop the pages of a drain, and returns the next one, unless it is the last try. Whoever
-// waits for the drain waits for the next ones, too: until those are over, the kernel has pages without what was
-// released, and a program's write does not bring that home before. It lets go of mu meanwhile.
+// drainLocked makes the kernel drop the pages of a drain. It returns the next drain, unless last says that this is the
+// last try. Waiters of the drain wait for the next ones, too: until those are over, the kernel has pages that lack
+// released bytes, and a program's write does not bring those bytes home first. drainLocked releases mu while the kernel
+// works.
 func (f *File) drainLocked(drain lrc.Drain, last bool) (next lrc.Drain) {
 	kernel, done := f.kernel, f.drains[drain.ID]
 	if done == nil {
@@ -178,7 +178,7 @@ func (f *File) drainLocked(drain lrc.Drain, last bool) (next lrc.Drain) {
 	f.dropKernelPages(kernel, drain.Pages)
 	f.mu.Lock()
 	if last {
-		f.c.log.Warn("programs keep writing pages of a release while the kernel drops them", "file", f.Name())
+		f.c.log.Warn("programs keep writing the pages that a release makes the kernel drop", "file", f.Name())
 		drain.GiveUp()
 	} else {
 		next = drain.Dropped()
@@ -192,16 +192,16 @@ func (f *File) drainLocked(drain lrc.Drain, last bool) (next lrc.Drain) {
 	return next
 }
 
-// scan is a part of an extent that is being looked at for modified pages without File.mu.
+// scan is a part of an extent that is searched for modified pages without File.mu.
 type scan struct {
 	x      *extent
 	pages  page.Range
-	agreed []gpubackend.Digest // at the beginning; nobody changes these
-	of     *digests            // what they are among, nil for zeros
+	agreed []gpubackend.Digest // at the start; nobody changes these
+	of     *digests            // the digests that agreed is part of; nil for zeros
 }
 
-// modified returns the tracked pages of ascending ranges whose digests are not those of their bases. The pass over
-// device memory is made without File.mu; the mapping on whose behalf it is made pins the extents.
+// modified returns the tracked pages of ascending ranges whose digests differ from those of their bases. It reads
+// device memory without File.mu. The calling mapping pins the extents.
 func (f *File) modified(ctx context.Context, h *holding, ranges []page.Range) ([]page.Range, error) {
 	if err := f.mu.LockIn(ctx); err != nil {
 		return nil, err
@@ -210,11 +210,11 @@ func (f *File) modified(ctx context.Context, h *holding, ranges []page.Range) ([
 	f.mu.Unlock()
 	found, err := h.dev.Modified(ctx, asked)
 	if gone := h.dev.gone(); err == nil && gone != nil {
-		err = gone // the pages that would have been asked about are lost
+		err = gone // the device is lost, and the pages with it
 	}
 
-	// A collect or another process's acquire may have moved the base of a page meanwhile. Its digest was compared with
-	// the older one, so it is looked at again, now that nothing moves.
+	// A collect or another process's acquire may have moved the base of a page during the scan. The page was compared
+	// with the old digest, so it is compared again, now that nothing moves.
 	end := func() (moved [][]page.Range) {
 		for _, s := range scans {
 			moved = append(moved, f.endScanLocked(h, s))
@@ -237,7 +237,7 @@ func (f *File) modified(ctx context.Context, h *holding, ranges []page.Range) ([
 	return modified, nil
 }
 
-// beginScansLocked begins the scans of the tracked pages of ranges. asked is what their device is asked, one for each.
+// beginScansLocked begins scans of the tracked pages of ranges. asked has the request to the device for each scan.
 func (f *File) beginScansLocked(h *holding, ranges []page.Range) (scans []scan, asked []gpubackend.Scan) {
 	var tracked []page.Range
 	for _, rg := range ranges {
@@ -260,7 +260,8 @@ func (f *File) beginScansLocked(h *holding, ranges []page.Range) (scans []scan, 
 	return scans, asked
 }
 
-// gatherScansLocked joins what scans found, and looks again at the pages of moved. It may use the lists of found.
+// gatherScansLocked joins the results of scans, and checks the pages of moved again. It may overwrite the lists of
+// found.
 func (f *File) gatherScansLocked(
 	ctx context.Context, h *holding, scans []scan, found, moved [][]page.Range,
 ) ([]page.Range, error) {
@@ -292,7 +293,7 @@ func (f *File) gatherScansLocked(
 	return modified, nil
 }
 
-// endScanLocked ends a scan and returns the runs of its pages whose agreed digests changed meanwhile.
+// endScanLocked ends a scan and returns the runs of its pages whose agreed digests have changed.
 func (f *File) endScanLocked(h *holding, s scan) (moved []page.Range) {
 	defer s.of.drop()
 	if !h.has(s.x) {
@@ -344,8 +345,8 @@ func (f *File) modifiedLocked(ctx context.Context, h *holding, rg page.Range) (m
 	return modified, nil
 }
 
-// dropKernelPages has the kernel write its dirty pages of the runs home and forget all of them. The caller holds no
-// lock.
+// dropKernelPages makes the kernel write its dirty pages of the runs home, and drop all pages of them. The caller holds
+// no lock.
 func (f *File) dropKernelPages(kernel KernelPages, drops []page.Range) {
 	start := time.Now()
 	joined := []page.Range{drops[0]}
@@ -356,7 +357,7 @@ func (f *File) dropKernelPages(kernel KernelPages, drops []page.Range) {
 			joined = append(joined, d)
 		}
 	}
-	// One after the other: the kernel takes longer for several at a time.
+	// One after the other: the kernel is slower with several at a time.
 	for _, d := range joined {
 		err := kernel.Invalidate(d.Offset(), d.Bytes())
 		if err != nil && !errors.Is(err, syscall.ENOENT) {

@@ -11,21 +11,21 @@ import (
 	"github.com/gaiafs/gaiafs/versions"
 )
 
-// Base copies are what a replica needs to be brought up to date. So when there is no room for more, replicas are
-// brought up to date before anybody asks, and their copies go: a program may see bytes of others before it acquires,
-// which release consistency allows. Whoever needs the room does so for the file that he changes, of which he has
-// File.mu; the background's lanes do it for all files, before there is none left. Where other files have all of it,
-// what a change keeps goes again right after it. So the account is exceeded by no more than what the changes under way
-// keep, each of at most holdBases pages.
+// Base copies are needed to bring replicas up to date. If there is no room for more copies, replicas are brought up to
+// date early, and their copies are freed. A program may then see bytes of others before it acquires, which release
+// consistency allows. A change that needs room makes it in its own file, under that file's File.mu; the background's
+// lanes do it for all files before the room runs out. If other files have used all the room, the copies that a change
+// keeps are freed right after it. So the account is exceeded by at most the copies of the changes under way, each of at
+// most holdBases pages.
 //
-// A device that hangs is waited for, as by a collect. Where it fails in another way, and is not lost, nobody is to lose
-// bytes for that: the copies stay, beyond the limit, and the log says so.
+// A collect waits for a device that hangs, and so does this. If a device fails in another way and is not lost, nobody
+// may lose bytes for that: the copies stay, above the limit, and the log says so.
 
-// holdBases is the most pages of which copies are kept at once where there is no room, 8 MiB: those of a portion.
+// holdBases is the most pages of which copies are kept at once when there is no room, 8 MiB: those of a portion.
 const holdBases = collectPortion
 
-// relieveLocked makes room for copies of so many pages by bringing replicas of f up to date, and reports whether there
-// is enough. No portion is on its way home, which refers to bases.
+// relieveLocked makes room for copies of so many pages by bringing replicas of f up to date. It reports whether there
+// is enough. No portion is on its way home, because portions refer to bases.
 func (f *File) relieveLocked(ctx context.Context, pages int64) (room bool) {
 	m := &f.c.memory
 	if m.fits(pages * page.Size) {
@@ -41,11 +41,11 @@ func (f *File) relieveLocked(ctx context.Context, pages int64) (room bool) {
 	return m.fits(pages * page.Size)
 }
 
-// refreshLocked brings the tracked pages of rg whose bases are copies up to date, on all devices. What is pending stays
+// refreshLocked brings the tracked pages of rg whose bases are copies up to date, on all devices. Pending pages stay
 // pending.
 func (f *File) refreshLocked(ctx context.Context, rg page.Range) (err error) {
 	for part := range f.lrc.Parts(rg, holdCollect) {
-		// What others did to home is known of a page before it is taken for home's.
+		// Changes made directly in SOURCE must be known before a page is taken for home's.
 		if err := f.settleHomeLocked(ctx, part); err != nil {
 			return err
 		}
@@ -59,7 +59,7 @@ func (f *File) refreshLocked(ctx context.Context, rg page.Range) (err error) {
 	return err
 }
 
-// patchBehindLocked is refreshLocked of pages that are not in doubt. It goes on with other devices where one fails.
+// patchBehindLocked is refreshLocked for pages that are not in doubt. If one device fails, it goes on with the others.
 func (f *File) patchBehindLocked(ctx context.Context, rg page.Range) (err error) {
 	for o, h := range f.holdings {
 		plan := f.lrc.BeginRelieve(rg, o)
@@ -72,7 +72,7 @@ func (f *File) patchBehindLocked(ctx context.Context, rg page.Range) (err error)
 	return err
 }
 
-// patchLocked carries out a plan for part from home.
+// patchLocked carries out a plan for part with bytes from home.
 func (f *File) patchLocked(ctx context.Context, h *holding, part page.Range, plan lrc.AcquirePlan) error {
 	stale := plan.Updates()
 	if len(stale) == 0 {
@@ -86,8 +86,8 @@ func (f *File) patchLocked(ctx context.Context, h *holding, part page.Range, pla
 	return err
 }
 
-// keepsLocked returns how many pages of rg need copies before home changes, but no more than most, and where the last
-// of these ends: that of rg, if they are all.
+// keepsLocked returns how many pages of rg need copies before home changes, at most most. end is where these pages end,
+// or the end of rg if they are all.
 func (f *File) keepsLocked(rg page.Range, except versions.Owner, most int64) (pages int64, end page.Index) {
 	for part := range f.lrc.Parts(rg, holdPeer) {
 		for _, run := range f.lrc.Keeps([]page.Range{part}, except) {
@@ -99,7 +99,7 @@ func (f *File) keepsLocked(rg page.Range, except versions.Owner, most int64) (pa
 	return pages, rg.End
 }
 
-// partLocked returns the first part of a change that can be made in parts, or all where there is room for the bases.
+// partLocked returns the first part of a change that can be made in parts, or all of it if there is room for the bases.
 func (f *File) partLocked(c Change) Change {
 	if c.Kind != ChangeZero {
 		return c
@@ -136,5 +136,5 @@ func (f *File) refreshBases(ctx context.Context) {
 	}
 }
 
-// littleRoom says that replicas are to be refreshed before somebody has to wait for it.
+// littleRoom reports whether replicas should be refreshed now, before a change has to wait for room.
 func (c *Cache) littleRoom() bool { return !c.memory.fits(c.memory.limit / 4) }

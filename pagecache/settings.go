@@ -10,9 +10,9 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
-// What follows changes Options of a Cache that is in use.
+// These functions change Options of a Cache that is in use.
 
-// CheckBudget says why a device cannot have a budget of so many bytes. It asks the devices.
+// CheckBudget returns an error if a device cannot have a budget of so many bytes. It asks the devices.
 func (c *Cache) CheckBudget(bytes int64) error {
 	for _, d := range c.devices {
 		if err := d.room.CheckBudget(bytes); err != nil {
@@ -22,9 +22,9 @@ func (c *Cache) CheckBudget(bytes int64) error {
 	return nil
 }
 
-// SetBudget changes how much of each device's own memory the cache may use. It changes nothing where a device cannot
-// have as much. Where more is used, it blocks until what nobody maps has left; what programs map stays until they give
-// it back. why says for people where the budget comes from. Errors: EINVAL, ENOMEM, and those of ctx and of devices.
+// SetBudget changes how much of each device's own memory the cache may use. It changes nothing if a device cannot have
+// as much. If more is in use, it blocks until unmapped extents have left; mapped ones stay until programs unmap them.
+// why tells people where the budget comes from. Errors: EINVAL, ENOMEM, and those of ctx and of devices.
 func (c *Cache) SetBudget(ctx context.Context, bytes int64, why string) error {
 	if err := c.CheckBudget(bytes); err != nil {
 		return err
@@ -36,7 +36,7 @@ func (c *Cache) SetBudget(ctx context.Context, bytes int64, why string) error {
 	return errors.Join(errs...)
 }
 
-// SetLiveBudget has the budgets follow what other programs take of the devices, as Options.LiveBudget does. SetBudget
+// SetLiveBudget makes the budgets follow what other programs take of the devices, as Options.LiveBudget does. SetBudget
 // ends that.
 func (c *Cache) SetLiveBudget() {
 	for _, d := range c.devices {
@@ -44,11 +44,11 @@ func (c *Cache) SetLiveBudget() {
 	}
 }
 
-// tendTick is how often a device is looked after. What others ask for between two looks has to fit into the floor that
-// a live budget leaves free.
+// tendTick is the interval between looks at a device. A live budget leaves a floor free. What other programs allocate
+// between two looks has to fit into it.
 const tendTick = 250 * time.Millisecond
 
-// tend keeps a device's budget, where it is live, and has extents go back to memory that becomes free, until ctx ends.
+// tend adjusts a device's live budget and moves extents back into memory that becomes free, until ctx ends.
 func (c *Cache) tend(ctx context.Context, d *device) {
 	tick := time.NewTicker(tendTick)
 	defer tick.Stop()
@@ -65,7 +65,8 @@ func (c *Cache) tend(ctx context.Context, d *device) {
 	}
 }
 
-// SetPinnedMemory changes Options.PinnedMemory. Where more is used, it blocks until what no bracket uses has left.
+// SetPinnedMemory changes Options.PinnedMemory. If more is in use, it blocks until the extents that no bracket uses
+// have left.
 func (c *Cache) SetPinnedMemory(ctx context.Context, bytes int64) error {
 	if bytes < 0 {
 		return fail(syscall.EINVAL, "the pinned memory must not be negative")
@@ -78,10 +79,10 @@ func (c *Cache) SetPinnedMemory(ctx context.Context, bytes int64) error {
 	return errors.Join(errs...)
 }
 
-// SetUserShare changes Options.UserShare. What is mapped stays.
+// SetUserShare changes Options.UserShare. Existing mappings stay.
 func (c *Cache) SetUserShare(share float64) error {
 	if !(share > 0 && share <= 1) {
-		return fail(syscall.EINVAL, "the share of a user must be more than nothing, and no more than all")
+		return fail(syscall.EINVAL, "the share of a user must be more than 0 and at most 1")
 	}
 	for _, d := range c.devices {
 		d.room.SetShare(share)
@@ -89,29 +90,29 @@ func (c *Cache) SetUserShare(share float64) error {
 	return nil
 }
 
-// Tenant is on whose account memory of devices is, and what share of it is the tenant's.
+// Tenant owns memory of devices and has a share of it.
 type Tenant = tenants.Tenant
 
 // TenantID names a Tenant.
 type TenantID = tenants.ID
 
-// UserTenant names the tenant that a user is, CgroupTenant that of the processes of a cgroup and of those below it,
-// NamedTenant that of processes which give this name.
+// UserTenant names the tenant of a user, CgroupTenant that of the processes in a cgroup and those below it, NamedTenant
+// that of processes which give this name.
 func UserTenant(user uint32) TenantID { return tenants.User(user) }
 
 // CgroupTenant is described at UserTenant.
 func CgroupTenant(path string) TenantID { return tenants.Cgroup(path) }
 
-// DirectoryTenant names the tenant that owns what is below a directory, whose path is relative to the mountpoint.
+// DirectoryTenant names the tenant that owns the files below a directory, whose path is relative to the mountpoint.
 func DirectoryTenant(path string) TenantID { return tenants.Directory(path) }
 
 // NamedTenant is described at UserTenant.
 func NamedTenant(name string) TenantID { return tenants.Named(name) }
 
-// CheckTenants says what is wrong with a list of tenants on any device.
+// CheckTenants returns an error if a list of tenants is invalid for any device.
 func CheckTenants(list []Tenant) error { return tenants.Check(list) }
 
-// CheckTenants says what is wrong with a list of tenants for the devices. EINVAL.
+// CheckTenants returns an error if a list of tenants is invalid for these devices. EINVAL.
 func (c *Cache) CheckTenants(list []Tenant) error {
 	for _, d := range c.devices {
 		if err := d.room.CheckTenants(list); err != nil {
@@ -121,8 +122,8 @@ func (c *Cache) CheckTenants(list []Tenant) error {
 	return nil
 }
 
-// SetTenants replaces Options.Tenants, for what is mapped from now on. What tenants own stays until others need it, or
-// until they ask for more. It changes nothing where CheckTenants finds something wrong.
+// SetTenants replaces Options.Tenants for future mappings. Tenants keep what they own until others need it, or until
+// they ask for more. It changes nothing if CheckTenants fails.
 func (c *Cache) SetTenants(list []Tenant) error {
 	var rooms []*residency.Device
 	for _, d := range c.devices {
@@ -131,7 +132,8 @@ func (c *Cache) SetTenants(list []Tenant) error {
 	return residency.SetTenants(rooms, list)
 }
 
-// tenant returns who is charged for what a process maps. EACCES where it may not be the tenant that it names.
+// tenant returns who is charged for the mappings of a process. EACCES if the process may not be the tenant that it
+// names.
 func (d *device) tenant(p tenants.Process, limited bool) (residency.Tenant, error) {
 	account, err := d.room.Account(p)
 	return residency.Tenant{User: p.User, Limited: limited, Account: account}, err

@@ -13,47 +13,47 @@ import (
 	"github.com/gaiafs/gaiafs/versions"
 )
 
-// Users of one file on one device share its memory, as programs on the CPU share the kernel's pages. But what was given
-// away cannot be taken back: a program that keeps a descriptor sees whatever comes into that memory, and may store into
-// it. So memory is not shared
+// Users of one file on one device share its memory, as programs on the CPU share the kernel's pages. But memory that
+// was given to a program cannot be taken back: a program that keeps a descriptor sees whatever comes into that memory,
+// and may store into it. So memory is not shared
 //
-//   - with users who had it before rights to the file were taken away from anybody, since that may have been from them;
+//   - with users who had it before anybody lost rights to the file, because they may be the ones who lost them;
 //   - with users who had it and unmapped it, once nobody maps it any more;
-//   - with users who can store into it although they may not change the file: where the device cannot keep a program
-//     that was given memory for reading from writing there.
+//   - with users who can store into it although they may not change the file. This happens if the device cannot keep a
+//     program from writing to memory that it was given for reading.
 //
-// Who must not share gets memory of his own. Where nobody maps the old memory any more, it goes. Otherwise the device
-// gets one more holding of the file, with an owner of its own among those that lrc knows: it is kept coherent with the
-// first as another device would be. Root and the daemon's own user share with everybody, since they get at everything
-// anyway, but not with those of the last kind. Programs of one user share in any case: the kernel lets them get at each
-// other's memory.
+// A user who must not share gets separate memory. If nobody maps the old memory, it goes. Otherwise the device gets one
+// more holding of the file, with an owner of its own among those that lrc knows, and it is kept coherent with the first
+// one as another device would be. Root and the daemon's own user share with everybody except users of the last kind,
+// because they can reach everything anyway. Programs of one user always share: the kernel lets them reach each other's
+// memory.
 
-// given is what is known of a user who was given memory.
+// given records that a user was given memory.
 type given struct {
-	taken uint64 // File.taken when he was given it
-	// intruder says that he can store there and must not.
+	taken uint64 // File.taken at that time
+	// intruder says that the user can store there and must not.
 	intruder bool
 }
 
-// errNotShared says that somebody else was given the memory meanwhile who must not share it.
+// errNotShared says that the memory was just given to another user who must not share it.
 var errNotShared = errors.New("users who must not share memory map the file again and again")
 
-// trusts reports whether a user gets at everything anyway.
+// trusts reports whether a user can reach everything anyway.
 func (c *Cache) trusts(user uint32) bool {
 	return c.trustUsers || user == 0 || int(user) == os.Geteuid()
 }
 
-// mayStore reports whether a user may surely change the file, or give himself the right to.
+// mayStore reports whether a user certainly may change the file, or may take the right to.
 func (r *Rights) mayStore(user uint32) bool {
 	return user == r.UID || r.Mode&0o002 != 0 && r.ACL == ""
 }
 
-// takes reports whether somebody may have fewer rights by now than by r before.
+// takes reports whether anybody may have fewer rights by now than by r.
 func (r *Rights) takes(now Rights) bool {
 	return r.UID != now.UID || r.GID != now.GID || r.ACL != now.ACL || r.Mode&^now.Mode&0o777 != 0
 }
 
-// noteRightsLocked looks at home's rights and reports whether some were taken away since the last look.
+// noteRightsLocked reads home's rights and reports whether some were taken away since the last call.
 func (f *File) noteRightsLocked() (taken bool, err error) {
 	home, ok := f.home.(Guarded)
 	if !ok {
@@ -70,9 +70,9 @@ func (f *File) noteRightsLocked() (taken bool, err error) {
 	return taken, nil
 }
 
-// RightsTouched is called after a request of the mount changed home's owner, group, mode or ACL. Where rights were
-// taken away, memory that users had and nobody maps goes, and what devices released comes home: those who had the
-// memory may be storing there. Where ctx ends before, that goes on in the background.
+// RightsTouched is called after a request of the mount changed home's owner, group, mode or ACL. If rights were taken
+// away, unmapped memory that users had goes, and released bytes come home, because those users may still be storing
+// there. If ctx ends first, that goes on in the background.
 func (f *File) RightsTouched(ctx context.Context) {
 	done := make(chan struct{})
 	f.c.lanes.work.Go(func() {
@@ -94,7 +94,7 @@ func (f *File) rightsTouched() {
 			f.c.log.Warn("reading the backing file's permissions", "file", f.Name(), "error", err)
 		}
 		if taken {
-			f.dropViews() // those that are mapped are nobody else's, and are not shared any more
+			f.dropViews() // mapped views stay with their user; nobody else joins them
 			had = f.hadByOthersLocked()
 			f.dropIdleLocked()
 		}
@@ -113,7 +113,7 @@ func (f *File) rightsTouched() {
 	}
 }
 
-// hadByOthersLocked returns the extents that somebody was given who does not get at everything anyway.
+// hadByOthersLocked returns the extents that were given to users who are not trusted.
 func (f *File) hadByOthersLocked() (had []*extent) {
 	for h := range f.holdersLocked() {
 		for _, x := range h.sorted() {
@@ -128,7 +128,7 @@ func (f *File) hadByOthersLocked() (had []*extent) {
 	return had
 }
 
-// holdersLocked has all holdings, the devices' first ones first.
+// holdersLocked yields all holdings, each device's first one before any others.
 func (f *File) holdersLocked() iter.Seq[*holding] {
 	return func(yield func(*holding) bool) {
 		for _, d := range f.c.devices {
@@ -155,11 +155,10 @@ func (f *File) freeOwnerLocked(dev *device) (versions.Owner, error) {
 			return o, nil
 		}
 	}
-	return 0, fail(syscall.ENOMEM, "too many users map the file who must not share memory")
+	return 0, fail(syscall.ENOMEM, "too many users who must not share memory map the file")
 }
 
-// choose finds the holding that m is to be a mapping of. writable says that the client's descriptor is open for
-// writing.
+// choose returns the holding for mapping m. writable says that the client's descriptor is open for writing.
 func (f *File) choose(ctx context.Context, m *Mapping, writable bool) (*holding, error) {
 	var failed []*holding
 	for {
@@ -185,7 +184,8 @@ func (f *File) choose(ctx context.Context, m *Mapping, writable bool) (*holding,
 	}
 }
 
-// chooseLocked returns a holding whose memory m may share, or will once the old extents are gone, which nobody maps.
+// chooseLocked returns a holding whose memory m may share, now or once the returned extents are gone. Nobody maps
+// these.
 func (f *File) chooseLocked(m *Mapping, failed []*holding) (*holding, []*extent, error) {
 	var empty, emptied *holding
 	var old []*extent
@@ -219,7 +219,7 @@ func (f *File) chooseLocked(m *Mapping, failed []*holding) (*holding, []*extent,
 	return h, nil, err
 }
 
-// sharesLocked reports whether m may share x with all who may have its memory.
+// sharesLocked reports whether m may share x with everybody who may have its memory.
 func (f *File) sharesLocked(x *extent, m *Mapping) bool {
 	may := func() bool {
 		for user, g := range x.given {
@@ -239,12 +239,12 @@ func (f *File) sharesLocked(x *extent, m *Mapping) bool {
 	if x.Mapped() > 0 || x.Memory().Held() {
 		return false
 	}
-	x.given = nil // they gave it back
+	x.given = nil // its users gave it back
 	return true
 }
 
-// givenToOthersLocked reports whether another mapping has x whose client was given the memory: somebody has mapped it
-// ever since the users were given it who are noted. Who is about to be given it has not.
+// givenToOthersLocked reports whether another mapping has x and its client was given the memory. Then x has been mapped
+// without a break since the noted users were given it. A mapping that is about to be given the memory does not count.
 func (f *File) givenToOthersLocked(x *extent, m *Mapping) bool {
 	for o := range f.mappings {
 		if o != m && o.h == x.h && o.exported && o.pages.Overlaps(x.pages()) {
@@ -254,7 +254,7 @@ func (f *File) givenToOthersLocked(x *extent, m *Mapping) bool {
 	return false
 }
 
-// giveLocked notes that m's client is given the memory. It returns false where others were who must not share it.
+// giveLocked notes that m's client is given the memory. It returns false if others have it who must not share it.
 func (f *File) giveLocked(m *Mapping) bool {
 	shares := true
 	m.h.each(m.pages, func(x *extent, _ page.Range) { shares = shares && f.sharesLocked(x, m) })

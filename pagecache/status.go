@@ -13,104 +13,106 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
-// StatusVersion is the version of Status's JSON form. Fields are added without changing it; it grows when one is
-// removed or changes its meaning.
+// StatusVersion is the version of Status's JSON form. New fields do not change it. It grows when a field is removed or
+// changes its meaning.
 const StatusVersion = 1
 
-// Status is what `gaiafs status` shows. Its JSON form is documented in docs/status.md.
+// Status is the report of `gaiafs status`. docs/status.md documents its JSON form.
 type Status struct {
 	Version int            `json:"version"`
 	Devices []DeviceStatus `json:"devices"`
 	Files   []FileStatus   `json:"files"`
-	// Memory is the host memory that grows with what programs do, and --host-memory.
+	// Memory is the host memory that grows with what programs do. --host-memory bounds it.
 	Memory MemoryStatus `json:"memory"`
-	// BaseBytes is what base copies take of BaseLimit bytes of host memory, StateBytes what versions and page states
-	// take, DigestBytes what the digests of tracked pages take.
+	// BaseBytes is the host memory of base copies, at most BaseLimit. StateBytes is that of versions and page states,
+	// DigestBytes that of the digests of tracked pages.
 	BaseBytes  int64 `json:"base_bytes"`
 	BaseLimit  int64 `json:"base_limit"`
 	StateBytes int64 `json:"state_bytes"`
-	// PinnedBytes is the pinned memory of the host in use, of PinnedLimit; no extent has PinnedSpareBytes of it.
+	// PinnedBytes is the pinned host memory in use, at most PinnedLimit. PinnedSpareBytes of it hold no extent.
 	PinnedBytes      int64 `json:"pinned_bytes"`
 	PinnedSpareBytes int64 `json:"pinned_spare_bytes"`
 	PinnedLimit      int64 `json:"pinned_limit"`
-	// PinnedTenants is who owns how much of it.
+	// PinnedTenants lists who owns how much of it.
 	PinnedTenants []Account `json:"pinned_tenants"`
-	// CleanBytes is what pages read ahead from devices for the CPU take of CleanLimit bytes of host memory.
+	// CleanBytes is the host memory of pages read ahead from devices for the CPU, at most CleanLimit.
 	CleanBytes int64 `json:"clean_bytes"`
 	CleanLimit int64 `json:"clean_limit"`
-	// Disk is what reads of home take that the host's page cache does not serve.
+	// Disk is the cost of reads of home that the host's page cache does not serve.
 	Disk        ReadCost `json:"disk"`
 	DigestBytes int64    `json:"digest_bytes"`
-	// Goroutines is the number of goroutines of the daemon, HeapLiveBytes what its heap held in use at the last garbage
-	// collection: for those who look for leaks.
+	// Goroutines is the number of goroutines of the daemon. HeapLiveBytes is what its heap had in use at the last
+	// garbage collection. Both help to find leaks.
 	Goroutines    int   `json:"goroutines"`
 	HeapLiveBytes int64 `json:"heap_live_bytes"`
 	// WriteBackInterval is in seconds.
 	WriteBackInterval float64 `json:"write_back_interval_s"`
-	// DirectReads is "auto" where devices are filled past the host's page cache if that is possible, else "off";
-	// Buffered has the reasons why it was not possible for some file.
+	// DirectReads is "auto" if devices are filled past the host's page cache when possible, else "off". Buffered lists
+	// why that was not possible for some files.
 	DirectReads string   `json:"direct_reads"`
 	Buffered    []string `json:"direct_reads_refused"`
-	// Losses is what was lost with devices since the mount was made.
+	// Losses lists what was lost with devices since the mount was made.
 	Losses    []*Loss            `json:"losses"`
 	Counters  map[string]int64   `json:"counters"`
 	Latencies map[string]Latency `json:"latencies"`
 }
 
-// DeviceStatus describes a device and what of its memory is used.
+// DeviceStatus describes a device and the use of its memory.
 type DeviceStatus struct {
 	Device int    `json:"device"`
 	Kind   string `json:"kind"`
-	// UUID names the GPU as nvidia-smi does; empty where the kind has none.
+	// UUID names the GPU as nvidia-smi does; empty if the kind has no UUIDs.
 	UUID string `json:"uuid,omitempty"`
 	Name string `json:"name"`
-	// MemoryBytes is the budget of now, MemoryWhy says where it comes from where that is not how it was mounted.
-	// UsedBytes is what extents take of it, MappedBytes what clients map of them.
+	// MemoryBytes is the current budget. MemoryWhy says where it comes from, unless from the mount. UsedBytes
+	// is the memory of extents, MappedBytes the part of it that clients map.
 	MemoryBytes int64  `json:"memory_bytes"`
 	MemoryWhy   string `json:"memory_why,omitempty"`
 	UsedBytes   int64  `json:"used_bytes"`
 	MappedBytes int64  `json:"mapped_bytes"`
 	Extents     int    `json:"extents"`
 	Lost        bool   `json:"lost"`
-	// PinnedBytes is what extents take of pinned memory of the host. MovedOutBytes moved there from the device's own
-	// memory so far, MovedInBytes back.
+	// PinnedBytes is the pinned host memory of the device's extents. MovedOutBytes moved there from the device's own
+	// memory so far, MovedInBytes moved back.
 	PinnedBytes   int64 `json:"pinned_bytes"`
 	MovedInBytes  int64 `json:"moved_in_bytes"`
 	MovedOutBytes int64 `json:"moved_out_bytes"`
-	// Brackets are those that are open, BracketsWaiting those that wait for memory.
+	// Brackets counts the open brackets, BracketsWaiting those that wait for memory.
 	Brackets        int `json:"brackets"`
 	BracketsWaiting int `json:"brackets_waiting"`
-	// Evicted is what left the device's own memory, or pinned memory, since the mount was made, and why, the most bytes
+	// Evicted lists what left the device's own memory, or pinned memory, since the mount was made, and why, most bytes
 	// first.
 	Evicted []residency.Departure `json:"evicted"`
-	// OverBus is what brackets that ended had in pinned memory.
+	// OverBus is what ended brackets had in pinned memory.
 	OverBus residency.OverBus `json:"over_bus"`
 	// Eviction is the rule that says which extent goes first when the device is full.
 	Eviction string `json:"eviction"`
 	// Transfers is the discipline that says which transfer begins next.
 	Transfers string `json:"transfers"`
-	// Users is what the programs of each user map.
+	// Users lists what the programs of each user map.
 	Users []UserPins `json:"users"`
-	// Pins is what extents of pinned files take on each user's account, PinnedIdleBytes what nobody maps of that.
+	// Pins lists the memory of pinned files by the user who is charged for it. PinnedIdleBytes is the unmapped part of
+	// it.
 	Pins            []UserPins `json:"pins"`
 	PinnedIdleBytes int64      `json:"pinned_idle_bytes"`
-	// Tenants is who owns how much of it, and has a share of how much: who owns most above the share gives way first.
+	// Tenants lists who owns how much of the memory, and the shares. The tenant furthest above its share gives way
+	// first.
 	Tenants []Account `json:"tenants"`
-	// Read is what CPU reads from the device take.
+	// Read is the cost of CPU reads from the device.
 	Read ReadCost `json:"read"`
 	// Moved is what was moved to, from and within the device so far.
 	Moved []mover.Moved `json:"moved"`
 }
 
-// ReadCost is what reads from one place take, as moving averages.
+// ReadCost is the cost of reads from one place, as moving averages.
 type ReadCost struct {
 	LatencyMicros float64 `json:"latency_us"`
-	// Rate is what the last reads came to, each with its latency.
+	// Rate is the speed of the last reads, each with its latency.
 	Rate float64 `json:"bytes_per_s"`
-	// Reads is the number of reads that were measured, QueuedBytes what is under way now.
+	// Reads is the number of reads that were measured, QueuedBytes what is being read now.
 	Reads       int64 `json:"reads"`
 	QueuedBytes int64 `json:"queued_bytes"`
-	// Stuck says that a read was given up that has not ended.
+	// Stuck says that a read was given up and has not ended.
 	Stuck bool `json:"stuck"`
 }
 
@@ -121,43 +123,44 @@ func readCost(s cost.Source) ReadCost {
 	}
 }
 
-// UserPins is how much of a device the programs of one user map. An extent that several map counts once for each user.
+// UserPins is how much of a device the programs of one user map. An extent mapped by several users counts once for
+// each.
 type UserPins = residency.UserPins
 
 // Account is how much of a device a tenant owns.
 type Account = tenants.Account
 
-// TenantOf names the tenant that a user is.
+// TenantOf names the tenant of a user.
 func TenantOf(user uint32) string { return string(tenants.User(user)) }
 
-// FileStatus describes a file that devices hold something of.
+// FileStatus describes a file that is on devices.
 type FileStatus struct {
 	ID   FileID `json:"-"`
 	Name string `json:"name"`
-	// Inode is the file's number as programs see it on the mount. The mount sets it.
+	// Inode is the file's inode number as programs see it on the mount. The mount sets it.
 	Inode uint64 `json:"inode"`
 	// SizeBytes is the size of the file.
 	SizeBytes int64 `json:"size_bytes"`
 	Mappings  int   `json:"mappings"`
-	// MapPages is how many pages a letter of the holders' maps stands for.
+	// MapPages is the number of pages that each letter of the holders' maps stands for.
 	MapPages int64 `json:"map_pages"`
-	// BusySeconds is set where the file does not answer: it has been waiting for home, or for a device, for so long.
-	// Then only Name and Counters are of now, and the rest is what was seen last.
+	// BusySeconds is set if the file does not answer: how long it has been waiting for home or for a device. Then only
+	// Name and Counters are current, and the rest is as seen last.
 	BusySeconds float64 `json:"busy_s,omitempty"`
-	// Pinned says on which devices what there is of the file stays: "all", or their numbers; empty for none. PinnedBy
-	// is the user on whose account.
+	// Pinned says on which devices the file's extents stay: "all", or their numbers; empty for none. PinnedBy is the
+	// user who is charged.
 	Pinned   string `json:"pinned,omitempty"`
 	PinnedBy uint32 `json:"pinned_by,omitempty"`
-	// Bases is the number of base copies held, Error why released bytes could not be brought home, until they are
-	// there.
+	// Bases is the number of base copies. Error says why released bytes could not be brought home; it is empty once
+	// they are there.
 	Bases   int64           `json:"bases"`
 	Error   string          `json:"error,omitempty"`
 	Holders []HoldingStatus `json:"holders"`
-	// Views has the views with bytes of the file. One that has bytes of several files is named with each.
+	// Views lists the views with bytes of the file. A view with bytes of several files is listed with each.
 	Views []ViewStatus `json:"views,omitempty"`
-	// PendingSeconds is the age of the oldest released bytes that are not home, 0 if all are.
+	// PendingSeconds is the age of the oldest released bytes that are not home; 0 if all are.
 	PendingSeconds float64 `json:"pending_s"`
-	// WaitingBytes are released and not home.
+	// WaitingBytes counts the released bytes that are not home.
 	WaitingBytes int64            `json:"waiting_bytes"`
 	Counters     map[string]int64 `json:"counters"`
 }
@@ -168,27 +171,27 @@ type HoldingStatus struct {
 	// ExtentBytes is the size of the largest extent.
 	ExtentBytes int64 `json:"extent_bytes"`
 	Extents     int   `json:"extents"`
-	// Memory is what the extents take of the device's memory, in bytes, PinnedExtents are those in pinned memory of the
-	// host.
+	// Memory is the bytes of device memory that the extents take. PinnedExtents counts the extents in pinned host
+	// memory.
 	Memory        int64 `json:"memory_bytes"`
 	PinnedExtents int   `json:"pinned_extents"`
 	Resident      int64 `json:"resident_pages"`
 	Tracked       int64 `json:"tracked_pages"`
-	// Stale pages lack bytes that home has; Dirty pages have released bytes that home lacks; Clean pages are neither.
+	// Stale pages lack bytes that home has. Dirty pages have released bytes that home lacks. Clean pages are neither.
 	Clean int64 `json:"clean_pages"`
 	Stale int64 `json:"stale_pages"`
 	Dirty int64 `json:"dirty_pages"`
-	// Map has a letter for each MapPages pages of the file, in order: what the worst of them is, d(irty), s(tale) or
-	// c(lean), and a dot where none is resident.
+	// Map has a letter for each MapPages pages of the file, in order. It stands for the worst page of them: d(irty),
+	// s(tale) or c(lean), or a dot if none is resident.
 	Map string `json:"map"`
 }
 
 // ViewStatus describes a view.
 type ViewStatus struct {
 	Device int    `json:"device"`
-	User   uint32 `json:"user"` // whose programs share it
-	// Bytes is the size of the view, DeviceBytes what its extents take of the device's memory, HostBytes what its list
-	// of segments takes of --host-memory.
+	User   uint32 `json:"user"` // its programs share the view
+	// Bytes is the size of the view, DeviceBytes the device memory of its extents, HostBytes the part of --host-memory
+	// that its list of segments takes.
 	Bytes       int64 `json:"bytes"`
 	DeviceBytes int64 `json:"device_bytes"`
 	HostBytes   int64 `json:"host_bytes"`
@@ -249,8 +252,8 @@ func (c *Counters) snapshot() map[string]int64 {
 	}
 }
 
-// heapLive is what the last garbage collection of this process found in use, in bytes. What is resident says less about
-// leaks: it moves with how much garbage there was between two collections.
+// heapLive returns the bytes that the last garbage collection of this process found in use. Resident memory says less
+// about leaks: it varies with the garbage between two collections.
 func heapLive() int64 {
 	sample := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
 	metrics.Read(sample)
@@ -260,8 +263,8 @@ func heapLive() int64 {
 	return int64(sample[0].Value.Uint64())
 }
 
-// Status returns a snapshot. Files are seen one after another, not at one moment. It blocks for lookPatience at most:
-// no file that hangs holds it up.
+// Status returns a snapshot. It looks at the files one after another, not at one moment. It blocks for at most
+// lookPatience: a file that hangs does not hold it up.
 func (c *Cache) Status() Status {
 	s := Status{
 		Version:           StatusVersion,

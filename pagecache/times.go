@@ -2,38 +2,38 @@ package pagecache
 
 import "time"
 
-// A release is the moment at which a file is modified: its mtime moves then, and not when somebody needs the bytes at
-// home. A collect leaves mtime as it was, so what a program sets after a release stays. It cannot leave ctime as it
-// was. Programs that compare ctime, as tar does to see whether a file changes while it reads, are shown the one from
-// before as long as nobody but collects changed home.
+// A release is the moment at which a file is modified. Its mtime moves then, not when the bytes come home. A collect
+// restores mtime, so an mtime that a program sets after a release stays. A collect cannot restore ctime. Some programs
+// compare ctime: tar does so to see whether a file changes while it reads. Such programs are shown the earlier ctime as
+// long as only collects changed home.
 
 // TimedHome is a Home whose mtime can be set. Its methods may be called from any goroutine.
 type TimedHome interface {
 	Home
-	// Modified sets mtime to now, by the clock that the filesystem has for writes.
+	// Modified sets mtime to now, by the filesystem's clock for writes.
 	Modified() error
 	// SetModified sets mtime.
 	SetModified(mtime time.Time) error
 }
 
-// TimedPages is a KernelPages that keeps a time of its own.
+// TimedPages is a KernelPages that keeps times of its own.
 type TimedPages interface {
 	KernelPages
 	// Modified tells the kernel that the file was modified just now. It blocks as Invalidate does.
 	Modified()
 }
 
-// shownTimes is what programs are shown instead of home's times.
+// shownTimes holds the times that programs are shown instead of home's.
 type shownTimes struct {
-	collecting bool      // home's times are anything
-	left       time.Time // otherwise this is the ctime that the last collect left
+	collecting bool      // home's times may be anything
+	left       time.Time // otherwise: the ctime that the last collect left
 	mtime      time.Time // while collecting
 	ctime      time.Time
-	began      time.Time // while collecting, the ctime of home before
-	noticed    uint64    // while collecting, what Home.Look counted before
+	began      time.Time // while collecting: home's ctime before
+	noticed    uint64    // while collecting: Home.Noticed before
 }
 
-// ShownTimes returns what programs are to see where home has these times.
+// ShownTimes returns the times to show to programs if home has the given ones.
 func (f *File) ShownTimes(mtime, ctime time.Time) (shownMtime, shownCtime time.Time) {
 	switch t := f.shown.Load(); {
 	case t == nil:
@@ -45,15 +45,15 @@ func (f *File) ShownTimes(mtime, ctime time.Time) (shownMtime, shownCtime time.T
 	return mtime, ctime
 }
 
-// beginWritingLocked says that released bytes are about to be written to a home with these times, of which so many
-// changes of others were noticed. endWritingLocked gives home its mtime back.
+// beginWritingLocked notes that released bytes are about to be written to home, which has these times and has noticed
+// so many changes by others. endWritingLocked restores home's mtime.
 func (f *File) beginWritingLocked(sig Signature, noticed uint64) {
 	_, ctime := f.ShownTimes(sig.Mtime, sig.Ctime)
 	f.shown.Store(&shownTimes{collecting: true, mtime: sig.Mtime, ctime: ctime, began: sig.Ctime, noticed: noticed})
 }
 
-// endWritingLocked leaves an mtime alone that the writes cannot have given home: somebody set it in SOURCE meanwhile.
-// Where somebody changed home meanwhile, the times say so.
+// endWritingLocked restores mtime, unless the writes cannot have caused home's present mtime: then it was set in SOURCE
+// during the collect. If others changed home during the collect, programs are shown home's own times.
 func (f *File) endWritingLocked() {
 	t := f.shown.Load()
 	if f.home.Noticed() != t.noticed {
@@ -74,7 +74,7 @@ func (f *File) endWritingLocked() {
 	f.shown.Store(&shownTimes{left: sig.Ctime, ctime: t.ctime})
 }
 
-// modifiedNowLocked moves home's mtime to now.
+// modifiedNowLocked sets home's mtime to now.
 func (f *File) modifiedNowLocked() {
 	h, ok := f.home.(TimedHome)
 	if !ok {

@@ -8,13 +8,13 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
-// undo takes back what programs on the device of h stored into pages and did not release: they are then what they
-// were when they last agreed with home. Of pages of which nobody can read that any more the device holds nothing, and
-// has zeros. Nobody releases the pages meanwhile, and nothing of them is pending.
+// undo takes back unreleased stores of programs into pages on the device of h. The pages get their bytes of the last
+// agreement with home. If those cannot be read any more, the device gives the pages up, and they read as zeros. Nobody
+// releases the pages during the call, and nothing of them is pending.
 func (f *File) undo(ctx context.Context, h *holding, pages []page.Range) {
 	modified, err := f.modified(ctx, h, pages)
 	if h.dev.gone() != nil {
-		return // with what was stored there
+		return // the stores are lost with the device
 	}
 	if err != nil {
 		modified = pages
@@ -32,7 +32,7 @@ func (f *File) undo(ctx context.Context, h *holding, pages []page.Range) {
 	}
 }
 
-// undoLocked is undo of at most bufferPages pages.
+// undoLocked is undo for at most bufferPages pages.
 func (f *File) undoLocked(ctx context.Context, h *holding, rg page.Range) error {
 	if err := f.lookLocked(ctx); err != nil {
 		return err
@@ -70,7 +70,7 @@ func (f *File) undoLocked(ctx context.Context, h *holding, rg page.Range) error 
 	return nil
 }
 
-// loseStoresLocked has the device hold nothing of rg. Programs may go on storing there.
+// loseStoresLocked makes the device give up rg. Programs may go on storing there.
 func (f *File) loseStoresLocked(ctx context.Context, h *holding, rg page.Range) {
 	if f.giveUpLocked(ctx, h, rg) != nil {
 		return // the device is lost, or the pages are littered

@@ -13,14 +13,14 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/residency"
 )
 
-// viewPages is the most pages that one transfer to a view brings, 4 GiB.
+// viewPages is the most pages of one transfer to a view, 4 GiB.
 const viewPages = 1 << 20
 
-// name is that of the first file, for people.
+// name returns the name of the first file, for messages.
 func (v *View) name() string { return v.parts[0].f.Name() }
 
-// acquire brings bytes of the view up to date, and returns the number of pages of the files that were copied. The
-// caller's mapping pins the memory. It calls begun once others know that it is about to read the first file.
+// acquire brings bytes of the view up to date and returns the number of file pages that were copied. The caller's
+// mapping pins the memory. acquire calls begun once other views know that it is about to read the first file.
 func (v *View) acquire(ctx context.Context, b page.Bytes, launder bool, begun func()) (pages int64, err error) {
 	select {
 	case v.filling <- struct{}{}:
@@ -44,8 +44,8 @@ func (v *View) acquire(ctx context.Context, b page.Bytes, launder bool, begun fu
 	return pages, nil
 }
 
-// sources returns the pages of each file, by its number, that bytes of the view come from, ascending. It may return
-// others that lie between.
+// sources returns the pages of each file, by file number, that bytes of the view come from, ascending. They may include
+// pages in between that are not needed.
 func (v *View) sources(b page.Bytes) map[int][]page.Range {
 	of := make(map[int][]page.Range, len(v.parts))
 	if b.Len() == v.layout.Size() {
@@ -64,7 +64,7 @@ func (v *View) sources(b page.Bytes) map[int][]page.Range {
 	return of
 }
 
-// acquire brings the pages of list up to date, and adds those that were not to pages.
+// acquire brings the pages of list up to date and adds the number of those that were stale to pages.
 func (p *viewPart) acquire(ctx context.Context, list []page.Range, launder bool, pages int64) (int64, error) {
 	if len(list) == 0 {
 		return pages, nil
@@ -113,21 +113,21 @@ func (p *viewPart) fill(ctx context.Context, rg page.Range) (pages int64, next p
 // viewFill is one transfer to a view, and the mover.Target of what comes from home.
 type viewFill struct {
 	p       *viewPart
-	extents []*residency.Extent // all that the view has
+	extents []*residency.Extent // all extents of the view
 	home    *mover.Source
-	turn    uint64       // in which the pages were taken
+	turn    uint64       // of the Take that took the pages
 	taken   int64        // pages
-	rest    []page.Range // those that did not come from where mappings have them
-	reach   page.Range   // where the acquire wants what is stale
-	fill    *mover.Fill  // what comes from home; set before others see it
+	rest    []page.Range // pages that did not come from the extents of mappings
+	reach   page.Range   // where the acquire wants stale pages
+	fill    *mover.Fill  // the part from home; set before others see it
 
 	mu   sync.Mutex
 	from mover.Ways // protected by mu
 }
 
-// begin takes the stale pages of rg up to next, and copies what devices have of them for mappings. What devices
-// released is brought home before, where it cannot be copied straight from them. It returns nil where nothing is stale;
-// otherwise endRead is to be called.
+// begin takes the stale pages of rg up to next. It copies what it can from the extents of mappings. Released pages that
+// cannot be copied straight from a device are brought home first. It returns nil if nothing is stale; otherwise the
+// caller must call endRead.
 func (p *viewPart) begin(ctx context.Context, rg page.Range) (t *viewFill, next page.Index, err error) {
 	f := p.f
 	if err := f.mu.LockIn(ctx); err != nil {
@@ -143,7 +143,7 @@ func (p *viewPart) begin(ctx context.Context, rg page.Range) (t *viewFill, next 
 	}
 	most := int64(viewPages)
 	if len(f.holdings) > 0 {
-		most = holdPeer // which may be copied under this hold
+		most = holdPeer // these may be copied under this hold
 	}
 	f.viewTurn++
 	taken, next := p.state.Take(page.Range{Start: rg.Start, End: next}, most, f.viewTurn)
@@ -165,14 +165,14 @@ func (p *viewPart) begin(ctx context.Context, rg page.Range) (t *viewFill, next 
 	return t, next, nil
 }
 
-// run brings the rest: from views of other devices, and what these do not have from home.
+// run brings the rest: from views on other devices, and what they lack from home.
 func (t *viewFill) run(ctx context.Context) error {
 	p := t.p
 	ready := sync.OnceFunc(func() { p.f.expectViews(-1) })
 	defer p.f.expectViews(1)
 	defer ready()
 	if len(p.siblings()) > 0 {
-		ready() // it may be long until it reads
+		ready() // it may be long until this view reads home
 	}
 	rest, err := p.fromViews(ctx, t.rest, t)
 	pages := pagesOf(rest)
@@ -180,7 +180,7 @@ func (t *viewFill) run(ctx context.Context) error {
 		var more int64
 		more, err = t.fromHome(ctx, rest, ready)
 		t.taken, pages = t.taken+more, pages+more
-		rest = p.state.Coming() // which others began to bring for this view, and did not
+		rest = p.state.Coming() // others claimed these for this view and did not bring them
 	}
 	if err != nil {
 		return err
@@ -194,8 +194,8 @@ func (t *viewFill) run(ctx context.Context) error {
 	return nil
 }
 
-// bridgePages is the widest gap between runs of pages that is read with them, where the view has no bytes of it: they
-// cost less than another call.
+// bridgePages is the widest gap between runs of pages that is read along with them, if the view has no bytes of it.
+// Reading it costs less than another call.
 const bridgePages = 4
 
 // bridged returns ascending ranges with small gaps between them filled.
@@ -215,9 +215,9 @@ func (t *viewFill) Placer() mover.Placer { return t }
 
 // AppendCopies implements mover.Placer: each run of the view's segments goes to its place.
 func (t *viewFill) AppendCopies(list []gpubackend.Copy, pages page.Range, buf []byte) []gpubackend.Copy {
-	var run page.Bytes // of the view; what comes before it is in list
+	var run page.Bytes // of the view; earlier runs are in list
 	var from []byte    // its bytes
-	gathered := false  // from is no part of buf
+	gathered := false  // from is a copy, not part of buf
 	flush := func() {
 		for x, part := range pieces(t.extents, run) {
 			list = append(list, gpubackend.Copy{Mem: x.Memory(), Off: part.Off - x.Pages().Offset(),
@@ -241,20 +241,20 @@ func (t *viewFill) AppendCopies(list []gpubackend.Copy, pages page.Range, buf []
 }
 
 const (
-	// leastRow is the least bytes of a row that is copied by itself. Shorter ones are gathered first: a copy of
+	// leastRow is the size in bytes from which a row is copied by itself. Shorter rows are gathered first: a copy of
 	// each would take more time and memory than its bytes.
 	leastRow = 256
-	// mostGathered is about how much is gathered into one copy.
+	// mostGathered is roughly the most bytes that are gathered into one copy.
 	mostGathered = 1 << 20
 )
 
-// AppendPatches implements mover.Placer. Nobody stores into a view, so nothing is patched.
+// AppendPatches implements mover.Placer. Nobody stores into a view, so it has no patches.
 func (t *viewFill) AppendPatches([]gpubackend.Patch, *mover.Step, []byte,
 	[]gpubackend.Digest) ([]gpubackend.Patch, error) {
 	panic("pagecache: a patch of a view")
 }
 
-// Sent implements mover.Target: others may be waiting for the pieces, to copy them.
+// Sent implements mover.Target. Other views may be waiting to copy the pieces.
 func (t *viewFill) Sent(pieces []*mover.Piece) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -269,7 +269,7 @@ func (t *viewFill) Sent(pieces []*mover.Piece) {
 // Arrived implements mover.Target.
 func (t *viewFill) Arrived([]*mover.Piece) {}
 
-// appendPeer appends the copies of view bytes to into from memory, where they begin at off.
+// appendPeer appends copies into bytes of the view from memory, where the bytes begin at off.
 func (t *viewFill) appendPeer(list []gpubackend.PeerCopy, from gpubackend.Memory, off int64,
 	into page.Bytes) []gpubackend.PeerCopy {
 	for x, part := range pieces(t.extents, into) {
@@ -281,7 +281,7 @@ func (t *viewFill) appendPeer(list []gpubackend.PeerCopy, from gpubackend.Memory
 	return list
 }
 
-// pieces yields the extents that bytes of a view are in, and those bytes of it that each has.
+// pieces yields the extents that hold bytes of a view, each with its part of the bytes.
 func pieces(extents []*residency.Extent, b page.Bytes) iter.Seq2[*residency.Extent, page.Bytes] {
 	return func(yield func(*residency.Extent, page.Bytes) bool) {
 		i, _ := slices.BinarySearchFunc(extents, b.Off, func(x *residency.Extent, at int64) int {

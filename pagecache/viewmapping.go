@@ -15,20 +15,21 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/view"
 )
 
-// ViewRequest is what a client asks for. Device, UUID, Kind, Lazy, Launder, User and Limited are as in MapRequest.
+// ViewRequest is a client's request for a view. Device, UUID, Kind, Lazy, Launder, User and Limited are as in
+// MapRequest.
 type ViewRequest struct {
 	Device    int
 	UUID      gpubackend.UUID
 	Kind      uint8
-	Segments  []view.Segment // the files are numbered as the sources are. MapView keeps the slice
+	Segments  []view.Segment // files are numbered as the sources. MapView keeps the slice
 	Alignment int64          // of each segment in the view
 	Lazy      bool
 	Launder   bool
 	User      uint32
 	Limited   bool
-	// Cgroup is as in a MapRequest.
+	// Cgroup is as in MapRequest.
 	Cgroup string
-	// Tenant is as in a MapRequest.
+	// Tenant is as in MapRequest.
 	Tenant string
 }
 
@@ -41,10 +42,10 @@ type ViewMapping struct {
 	lifetime
 }
 
-// MapView lets a client map a view of files on a device. Unless the request is lazy, it is up to date when MapView
-// returns. It blocks on homes, on the device, and on evictions. Errors: EINVAL (segments, alignment), EOVERFLOW (past
-// the largest file), EACCES (a descriptor does not allow reading), ENODEV, ENOMEM (budget, or the host memory that the
-// list of segments takes), ESHUTDOWN, and errors of homes.
+// MapView maps a view of files on a device for a client. Unless the request is lazy, the view is up to date when
+// MapView returns. It blocks on homes, on the device, and on evictions. Errors: EINVAL (segments, alignment), EOVERFLOW
+// (past the largest file), EACCES (a descriptor does not allow reading), ENODEV, ENOMEM (budget, or host memory for the
+// list of segments), ESHUTDOWN, and errors of homes.
 func (c *Cache) MapView(ctx context.Context, sources []Source, req ViewRequest) (*ViewMapping, error) {
 	dev, err := c.device(gpubackend.Kind(req.Kind), req.Device, req.UUID)
 	if err != nil {
@@ -56,7 +57,7 @@ func (c *Cache) MapView(ctx context.Context, sources []Source, req ViewRequest) 
 		return nil, fail(syscall.EOVERFLOW, "%v", err)
 	case err != nil:
 		return nil, fail(syscall.EINVAL, "%v", err)
-	case layout.Size() > dev.room.Budget(): // before anything is made that takes host memory
+	case layout.Size() > dev.room.Budget(): // checked before host memory is used
 		return nil, fail(syscall.ENOMEM,
 			"the view needs %s on device %d, whose budget is %s; map less, or raise gpu-memory with 'gaiafs set'",
 			humanize.IBytes(uint64(layout.Size())), dev.info.Ordinal, humanize.IBytes(uint64(dev.room.Budget())))
@@ -163,11 +164,11 @@ func (m *ViewMapping) leave(ctx context.Context) {
 // Device returns the device's description.
 func (m *ViewMapping) Device() gpubackend.Info { return m.v.dev.info }
 
-// Extents returns the extents that cover the view, in order; their offsets are those in the view. The descriptors are
-// for reading, as far as the kind of device can enforce that.
+// Extents returns the extents that cover the view, in order; their offsets are offsets in the view. The descriptors do
+// not allow writing, if this kind of device can enforce that.
 func (m *ViewMapping) Extents() []Extent { return m.extents }
 
-// Size returns the bytes of the view.
+// Size returns the size of the view in bytes.
 func (m *ViewMapping) Size() int64 { return m.v.layout.Size() }
 
 // at returns the n bytes at off of the view.
@@ -179,8 +180,8 @@ func (m *ViewMapping) at(off, n int64) (page.Bytes, error) {
 	return page.Span(off, n).Intersect(page.Span(0, size)), nil
 }
 
-// Acquire brings the n bytes at off of the view up to date, and returns the number of pages of the files that were
-// copied. With launder, the kernel's dirty pages of the files are flushed first. EINVAL outside the view.
+// Acquire brings the n bytes at off of the view up to date, and returns the number of file pages that were copied. With
+// launder, it first flushes the kernel's dirty pages of the files. EINVAL outside the view.
 func (m *ViewMapping) Acquire(ctx context.Context, off, n int64, launder bool) (pages int64, err error) {
 	_, pages, err = m.v.c.AcquireAll(ctx, []AcquireRange{{m, off, n}}, launder)
 	return pages, err
@@ -195,7 +196,7 @@ func (m *ViewMapping) check(off, n int64) error {
 	return err
 }
 
-// bring is one turn of an acquire.
+// bring carries out one turn of an acquire.
 func (m *ViewMapping) bring(ctx context.Context, off, n int64, launder bool) (pages int64, err error) {
 	b, err := m.at(off, n)
 	if err != nil {
@@ -219,11 +220,11 @@ func (m *ViewMapping) Release(context.Context, int64, int64) (pages int64, err e
 // TakePastEnd returns 0.
 func (m *ViewMapping) TakePastEnd() int64 { return 0 }
 
-// Sync does nothing, for the same reason.
+// Sync does nothing either.
 func (m *ViewMapping) Sync(context.Context, int64, int64, bool) error { return nil }
 
-// Advise gives a hint. AdviceWillNeed begins to bring the range up to date; the others mean nothing for a view. EINVAL
-// outside the view or for an unknown advice.
+// Advise gives a hint. AdviceWillNeed begins to bring the range up to date; other advice does nothing for a view.
+// EINVAL outside the view or for an unknown advice.
 func (m *ViewMapping) Advise(_ context.Context, off, n int64, a Advice) error {
 	b, err := m.at(off, n)
 	switch {

@@ -12,29 +12,29 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/residency"
 )
 
-// What one device of a machine has of a file need not come from home again for another one: the link between them is
-// faster, and the one to the host is for what no device has. So a view takes pages
+// If one device has pages of a file, another one need not read them from home again. The link between the devices is
+// faster, and the link to the host stays free for pages that no device has. So a view takes pages
 //
-//   - from what a device has of the file for mappings, its own one first, where that is what home has and no program
-//     can have stored into it, as fromPeersLocked does; and
+//   - from the extents that mappings have on a device, its own device first, if they match home and no program can have
+//     stored into them, as fromPeersLocked does; and
 //   - from views of the same segments on other devices, page by page as they arrive there. When processes on all
 //     devices ask for the same weights at once, one device is filled from home, and the others follow it.
 //
-// A view waits only for pages that were taken before its own (State.Split), so no two wait for each other. Views of
-// different users do not copy from each other: a program may be able to store into a view of its user's.
+// A view waits only for pages that were taken before its own (State.Split), so no two views wait for each other. Views
+// of different users do not copy from each other: a program may be able to store into a view of its own user.
 
 const (
-	// peerBatch is the most pages of one copy from another view, 256 MiB: who follows this one learns of them
-	// afterwards.
+	// peerBatch is the most pages of one copy from another view, 256 MiB. Views that follow this one learn of them only
+	// after the copy.
 	peerBatch = 1 << 16
-	// leastFollow is the least of a copy while more is on its way, 32 MiB.
+	// leastFollow is the least number of pages of a copy while more are coming, 32 MiB.
 	leastFollow = 1 << 13
-	// peerRuns is the most runs of bytes that are copied from mappings under one hold of File.mu. Each is a copy of
+	// peerRuns is the most runs of bytes that are copied from mappings under one hold of File.mu. Each run is a copy of
 	// its own, so a file with many short rows comes from home.
 	peerRuns = 1 << 16
 )
 
-// fromExtentsLocked copies what devices have of pages for mappings, and returns the rest.
+// fromExtentsLocked copies pages from the extents of mappings on devices, and returns the rest.
 func (p *viewPart) fromExtentsLocked(ctx context.Context, pages []page.Range,
 	into *viewFill) (rest []page.Range, err error) {
 	f, dev := p.f, p.v.dev
@@ -50,7 +50,7 @@ func (p *viewPart) fromExtentsLocked(ctx context.Context, pages []page.Range,
 	for _, h := range sources {
 		span := page.Range{Start: pages[0].Start, End: pages[len(pages)-1].End}
 		unwritten, _ := f.sourcesLocked(h, h, span)
-		// What is in doubt may not be what home has.
+		// Pages in doubt may differ from home.
 		take := atLeast(intersect(pages, subtract(unwritten, f.doubt)), f.c.leastPeer)
 		if len(take) == 0 {
 			continue
@@ -72,8 +72,7 @@ func (p *viewPart) fromExtentsLocked(ctx context.Context, pages []page.Range,
 	return pages, nil
 }
 
-// fromExtents returns the copies of pages from what a device has of them for mappings. few is false where there are too
-// many.
+// fromExtents returns the copies of pages from the extents of h. few is false if there are too many.
 func (p *viewPart) fromExtents(h *holding, pages []page.Range,
 	into *viewFill) (copies []gpubackend.PeerCopy, few bool) {
 	for _, rg := range pages {
@@ -89,7 +88,7 @@ func (p *viewPart) fromExtents(h *holding, pages []page.Range,
 	return copies, len(copies) <= peerRuns
 }
 
-// copyPeer copies pages, which have arrived then.
+// copyPeer copies pages from another device and notes that they have arrived.
 func (p *viewPart) copyPeer(ctx context.Context, from *device, copies []gpubackend.PeerCopy, pages []page.Range) error {
 	dev := p.v.dev
 	err := dev.moves.Peer(ctx, mover.Acquire, copies)
@@ -113,8 +112,8 @@ func (p *viewPart) copyPeer(ctx context.Context, from *device, copies []gpubacke
 	return nil
 }
 
-// siblings returns what views of the same segments and the same user, on devices that can be copied from, have of the
-// file.
+// siblings returns the parts of the same file in views of the same segments and the same user, on devices that can be
+// copied from.
 func (p *viewPart) siblings() (list []*viewPart) {
 	p.f.viewsMu.Lock()
 	defer p.f.viewsMu.Unlock()
@@ -126,13 +125,13 @@ func (p *viewPart) siblings() (list []*viewPart) {
 	return list
 }
 
-// follows reports whether p may copy from another view.
+// follows reports whether p may copy from o.
 func (p *viewPart) follows(o *viewPart) bool {
 	same := o.v.key.what == p.v.key.what && o.v.key.user == p.v.key.user && o.of.Number() == p.of.Number()
 	return same && o.v.dev != p.v.dev && p.v.c.reaches(p.v.dev, o.v.dev)
 }
 
-// fromViews copies what views on other devices have of pages, or are about to have, and returns the rest.
+// fromViews copies pages from views on other devices that have them or are getting them. It returns the rest.
 func (p *viewPart) fromViews(ctx context.Context, pages []page.Range, into *viewFill) (rest []page.Range, err error) {
 	for _, o := range p.siblings() {
 		pages, err = p.follow(ctx, o, pages, into)
@@ -143,24 +142,23 @@ func (p *viewPart) fromViews(ctx context.Context, pages []page.Range, into *view
 	return pages, nil
 }
 
-// follow copies pages from another view as they arrive there, and returns those that it does not have, also with an
+// follow copies pages from another view as they arrive there. It returns the pages that it did not copy, also after an
 // error.
 func (p *viewPart) follow(ctx context.Context, from *viewPart, pages []page.Range,
 	into *viewFill) (rest []page.Range, err error) {
 	var arrived []page.Range
 	for left := pages; err == nil && len(left) > 0; {
-		// The memory is held before it is asked what is there: what is evicted meanwhile is said to be stale
-		// first.
+		// Hold the memory before asking which pages are there: an eviction marks pages as stale before it takes memory.
 		extents := from.v.hold()
 		there, coming, _, moved := from.state.Split(left, into.turn)
-		if !from.v.has(extents) { // others may have come before it was asked
+		if !from.v.has(extents) { // the extents may have changed before Split
 			letGo(extents)
 			continue
 		}
 		there = atLeast(there, p.v.c.leastPeer)
 		for copied := false; len(there) > 0 && err == nil; copied = true {
 			if !copied && len(coming) > 0 && pagesOf(there) < leastFollow {
-				break // so little is not worth a copy if there is soon more
+				break // wait for more: such a small copy is not worth it
 			}
 			batch, _ := limit(there, peerBatch)
 			if err = p.copyFrom(ctx, from.v.dev, extents, batch, into); err == nil {
@@ -180,7 +178,7 @@ func (p *viewPart) follow(ctx context.Context, from *viewPart, pages []page.Rang
 	return subtract(pages, arrived), err
 }
 
-// hold returns the extents of a view, which the caller may copy from until he lets go of each.
+// hold returns the extents of a view. The caller may copy from them until it calls letGo.
 func (v *View) hold() []*residency.Extent {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -190,14 +188,14 @@ func (v *View) hold() []*residency.Extent {
 	return slices.Clone(v.extents)
 }
 
-// letGo takes hold back.
+// letGo undoes hold.
 func letGo(extents []*residency.Extent) {
 	for _, x := range extents {
 		x.LetGo()
 	}
 }
 
-// has reports whether these are the extents that the view has.
+// has reports whether the view still has exactly these extents.
 func (v *View) has(extents []*residency.Extent) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -208,7 +206,7 @@ func (v *View) has(extents []*residency.Extent) bool {
 func (p *viewPart) copyFrom(ctx context.Context, dev *device, extents []*residency.Extent, pages []page.Range,
 	into *viewFill) error {
 	var copies []gpubackend.PeerCopy
-	var run page.Bytes // of the view; what comes before it is in copies
+	var run page.Bytes // of the view; earlier runs are in copies
 	flush := func() {
 		for x, part := range pieces(extents, run) {
 			copies = into.appendPeer(copies, x.Memory(), part.Off-x.Pages().Offset(), part)

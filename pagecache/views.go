@@ -17,30 +17,30 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/view"
 )
 
-// A view is a copy of what home has, in a layout of its own. No program may store into it, so lrc does not know of it:
-// whatever changes home says so to the views of the file (spoilLocked), and a view that is acquired copies what
-// changed. What devices released and home does not have yet it copies straight from them, where it can
-// (viewstraight.go); the rest is brought home first.
+// A view is a copy of home, in a layout of its own. No program may store into it, so lrc does not know of it. Every
+// change of home marks the pages as stale in the views of the file (spoilLocked), and acquiring a view copies the stale
+// pages. Released pages that home does not have yet are copied straight from their devices if possible
+// (viewstraight.go); otherwise they are brought home first.
 //
-// A fill reads home without File.mu. The stale pages are taken under it, so what changed before is read, and what
-// changes later is stale again. One fill of a view goes on at a time: who finds nothing stale may rely on the bytes
-// being there.
+// A fill reads home without File.mu. It takes the stale pages under File.mu. So it reads everything that changed
+// before, and pages that change later are stale again. Each view has one fill at a time: a caller that finds nothing
+// stale may rely on the bytes.
 
-// View is device memory with chosen bytes of files, which clients map through ViewMappings. It outlives them until the
-// memory is needed, or a file is gone.
+// View is device memory with chosen bytes of files. Clients map it through ViewMappings. It outlives them until the
+// memory is needed or a file is gone.
 type View struct {
 	c      *Cache       // immutable
 	dev    *device      // immutable
 	key    viewKey      // immutable
 	layout *view.Layout // immutable
-	parts  []*viewPart  // of the files that it has bytes of; immutable
-	files  []*File      // the same; immutable
-	host   int64        // bytes of host memory that it is charged for; immutable
+	parts  []*viewPart  // of the files that the view has bytes of; immutable
+	files  []*File      // the files of parts; immutable
+	host   int64        // bytes of host memory that the view is charged for; immutable
 	user   uint32       // immutable
 
 	users int // ViewMappings, and calls of MapView. Protected by Cache.mu
 
-	// filling has an element while somebody brings the view up to date.
+	// filling has an element while a fill is going on.
 	filling chan struct{}
 
 	mu       sync.Mutex
@@ -48,28 +48,28 @@ type View struct {
 	mappings map[*ViewMapping]struct{} // protected by mu
 }
 
-// viewPart is what a view has of one file.
+// viewPart is the part of a view that comes from one file.
 type viewPart struct {
 	v     *View
 	f     *File
 	of    *view.File
 	state *view.State
-	// straight is what is there before home has it. Protected by File.mu.
+	// straight has the pages that were copied straight from devices. Protected by File.mu.
 	straight straight
-	// shares is the fill that others may bring pages to. Protected by File.viewsMu.
+	// shares is the fill to which other fills may bring pages. Protected by File.viewsMu.
 	shares *viewFill
 }
 
-// viewKey says which view it is. Programs of different users do not share a view, since a program that was given memory
-// may store there on some devices, and keeps what it was given. Nor do those from before rights to a file were taken
-// away share one with those from after.
+// viewKey identifies a view. Users do not share a view, because on some devices a program may store into the memory
+// that it was given, and keeps that memory. When rights to a file are taken away, later programs do not share a view
+// with earlier ones.
 type viewKey struct {
 	device int
 	user   uint32
 	what   [sha256.Size]byte
 }
 
-// newViewKey returns the key of a view of files, which the caller keeps attached. It asks for their rights.
+// newViewKey returns the key of a view of files. It reads their rights. The caller keeps the files attached.
 func newViewKey(ctx context.Context, c *Cache, dev *device, req ViewRequest, files []*File) (viewKey, error) {
 	k := viewKey{device: dev.info.Ordinal, user: req.User}
 	if c.trustUsers {
@@ -104,7 +104,7 @@ func newViewKey(ctx context.Context, c *Cache, dev *device, req ViewRequest, fil
 	return k, nil
 }
 
-// joinView returns the view of that key with one more user, which leave takes back. It makes the view where there
+// joinView returns the view with this key and adds a user to it; leave takes the user back. It makes the view if there
 // is none. The caller keeps the files attached.
 func (c *Cache) joinView(dev *device, key viewKey, user uint32, files []*File, layout *view.Layout) (*View, error) {
 	c.mu.Lock()
@@ -118,7 +118,7 @@ func (c *Cache) joinView(dev *device, key viewKey, user uint32, files []*File, l
 		c: c, dev: dev, key: key, layout: layout, users: 1, user: user, host: layout.Memory(),
 		filling: make(chan struct{}, 1), mappings: make(map[*ViewMapping]struct{}),
 	}
-	c.memory.charge(memoryViews, v.host) // before the limit is looked at: requests at one time see each other
+	c.memory.charge(memoryViews, v.host) // before the limit is checked: concurrent requests see each other
 	if v.host > leastList && !c.memory.fits(0) {
 		c.memory.charge(memoryViews, -v.host)
 		return nil, fail(syscall.ENOMEM,
@@ -153,11 +153,11 @@ func (c *Cache) joinView(dev *device, key viewKey, user uint32, files []*File, l
 	return v, nil
 }
 
-// leastList is the size of a list of segments up to which a view is made although --host-memory is full, which may be
-// with what others do. A view takes an extent of device memory, so there are not many.
+// leastList is the size of a list of segments up to which a view is made even if --host-memory is full. Other work may
+// have filled it. Each view takes an extent of device memory, so there are few.
 const leastList = page.Size
 
-// addView has changes of home told to p from now on.
+// addView marks pages of p as stale from now on when home changes.
 func (f *File) addView(p *viewPart) {
 	f.viewsMu.Lock()
 	defer f.viewsMu.Unlock()
@@ -174,7 +174,7 @@ func (f *File) removeView(p *viewPart) {
 	f.viewed.Store(int32(len(f.views)))
 }
 
-// spoilViews says that home changed in rg. The caller holds File.mu, for reading at least.
+// spoilViews marks rg as stale in the views of the file. The caller holds File.mu, for reading at least.
 func (f *File) spoilViews(rg page.Range) {
 	if f.viewed.Load() == 0 {
 		return
@@ -197,8 +197,8 @@ func (f *File) snapshotViews() []*View {
 	return list
 }
 
-// leave takes a user of the view back, and forgets the view where it has nothing worth keeping. The files may have
-// nothing to be attached for any more. It blocks on them.
+// leave takes a user of the view back, and drops the view if it has no memory or its device is lost. Files that nothing
+// else uses are detached. It blocks on the files.
 func (v *View) leave(ctx context.Context) {
 	v.c.mu.Lock()
 	v.users--
@@ -218,7 +218,7 @@ func (v *View) empty() bool {
 	return len(v.extents) == 0
 }
 
-// drop forgets the view, and gives its memory back, unless somebody uses it or has dropped it.
+// drop forgets the view and frees its memory, unless it is in use or already dropped.
 func (v *View) drop() (freed int64, dropped bool) {
 	c := v.c
 	c.mu.Lock()
@@ -241,7 +241,7 @@ func (v *View) drop() (freed int64, dropped bool) {
 		p.f.removeView(p)
 	}
 	c.memory.charge(memoryViews, -v.host)
-	if len(v.parts) > 1 { // the others' files may have nothing to be attached for any more
+	if len(v.parts) > 1 { // the files of the other parts may have no other use
 		for _, p := range v.parts {
 			c.lanes.do(p.f, choreViews, p.f.dropEmptyViews)
 		}
@@ -249,14 +249,14 @@ func (v *View) drop() (freed int64, dropped bool) {
 	return freed, true
 }
 
-// dropViews forgets the views of the file that nobody uses.
+// dropViews drops the unused views of the file.
 func (f *File) dropViews() {
 	for _, v := range f.snapshotViews() {
 		v.drop()
 	}
 }
 
-// letGo gives up what a lost device had of the view.
+// letGo gives up the extents of the view on a lost device.
 func (v *View) letGo() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -267,7 +267,7 @@ func (v *View) letGo() {
 	v.extents = nil
 }
 
-// Extents implements residency.Key. Pages are those of the view.
+// Extents implements residency.Key. Pages are pages of the view.
 func (v *View) Extents(rg page.Range) (list []*residency.Extent) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -296,8 +296,8 @@ func (v *View) Adopt(x *residency.Extent) bool {
 	return true
 }
 
-// Clean implements residency.Key. Home has what the view has, so there is nothing to bring anywhere, and nobody to wait
-// for. Whoever maps the view next fills the extent again.
+// Clean implements residency.Key. Home has all bytes of the view, so there is nothing to write and nobody to wait for.
+// The next mapping of the view fills the extent again.
 func (v *View) Clean(_ context.Context, x *residency.Extent, copied bool) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -305,7 +305,7 @@ func (v *View) Clean(_ context.Context, x *residency.Extent, copied bool) bool {
 	if i < 0 || !copied && x.Copied() {
 		return false
 	}
-	v.staleIn(x) // who maps it from now on finds it so
+	v.staleIn(x) // for the next mapping
 	if !x.Leave(false) {
 		return false
 	}
@@ -324,7 +324,7 @@ func (v *View) Rehouse(context.Context, *residency.Extent, residency.Tier, gpuba
 	return false
 }
 
-// staleIn makes the pages stale whose bytes x has.
+// staleIn marks the pages as stale whose bytes are in x.
 func (v *View) staleIn(x *residency.Extent) {
 	stale := make(map[int]*view.State, len(v.parts))
 	for _, p := range v.parts {
@@ -335,7 +335,7 @@ func (v *View) staleIn(x *residency.Extent) {
 	}
 }
 
-// dropEmptyViews forgets views whose memory is gone and that nobody uses.
+// dropEmptyViews drops the unused views that have no memory.
 func (f *File) dropEmptyViews() {
 	for _, v := range f.snapshotViews() {
 		if v.empty() {
@@ -354,7 +354,7 @@ func (v *View) snapshotMappings() []*ViewMapping {
 	return slices.Collect(maps.Keys(v.mappings))
 }
 
-// status returns what `gaiafs status` shows of the view.
+// status returns the view's part of `gaiafs status`.
 func (v *View) status() ViewStatus {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -8,17 +8,17 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
-// Views of one file that are filled at once, as those of all ranks of a model are, read it together: what one of them
-// reads goes to all that want bytes of it. Each goes through the file from the start, and leaves out what another one
-// has begun to read for it. So a view that comes later gets what the others still have to read, and reads what they had
-// read before.
+// Views of one file that are filled at the same time, like those of all ranks of a model, read it together: each read
+// goes to all views that want bytes of it. Each view goes through the file from the start, and skips pages that another
+// view has begun to read for it. So a view that comes later gets the pages that the others have yet to read, and itself
+// reads the pages that they had read before.
 //
-// A page goes to a view only where it was claimed for it before its read began (view.State), under File.viewsMu. So
-// what home had when the pages were taken is what arrives, or something newer.
+// A page goes to a view only if it was claimed for that view before its read began (view.State), under File.viewsMu. So
+// the bytes that arrive are those that home had when the page was taken, or newer ones.
 
-// fromHome brings pages from home, together with what other views of the file want; it calls ready once these may share
-// what they read. more is how many pages came besides. Where err is nil, those that did not come are still coming, and
-// nobody brings them.
+// fromHome brings pages from home, together with pages that other views of the file want. It calls ready once these
+// views may share its reads. more is the number of other pages that came. If err is nil, pages that did not come are
+// still marked as coming, and nobody brings them.
 func (t *viewFill) fromHome(ctx context.Context, pages []page.Range, ready func()) (more int64, err error) {
 	p, read := t.p, bridged(pages)
 	all := page.Range{Start: pages[0].Start, End: pages[len(pages)-1].End}
@@ -47,14 +47,15 @@ func (t *viewFill) fromHome(ctx context.Context, pages []page.Range, ready func(
 }
 
 // gatherTime is how long a view that reads so many bytes waits for others that are about to read the same file: about
-// an eighth of what reading takes on a fast bus. What it reads without them is read again, which takes as long, but
-// they may be waiting for memory.
+// an eighth of the read's time on a fast bus. The others have to read again what this view reads without them. That
+// takes as long, but they may be waiting for memory.
 func gatherTime(size int64) time.Duration {
 	const most, perSecond = 10 * time.Millisecond, 4e11
 	return min(time.Duration(float64(size)/perSecond*float64(time.Second)), most)
 }
 
-// expectViews says that n more views are about to read home, or that -n need not be waited for any more.
+// expectViews notes that n more views are about to read home, or with -n that n of them no longer have to be waited
+// for.
 func (f *File) expectViews(n int) {
 	f.viewsMu.Lock()
 	defer f.viewsMu.Unlock()
@@ -64,7 +65,7 @@ func (f *File) expectViews(n int) {
 	}
 }
 
-// gatherViews waits until no view is about to read home, or for so long.
+// gatherViews waits until no view is about to read home, at most for limit.
 func (f *File) gatherViews(ctx context.Context, limit time.Duration) {
 	f.viewsMu.Lock()
 	if f.expected == 0 || limit < leastGather {
@@ -85,7 +86,7 @@ func (f *File) gatherViews(ctx context.Context, limit time.Duration) {
 	}
 }
 
-// leastGather is the shortest time that anybody waits for others: less is not worth a timer.
+// leastGather is the shortest time that a view waits for others: less is not worth a timer.
 const leastGather = 50 * time.Microsecond
 
 // Claim implements mover.Sharer.
@@ -121,7 +122,8 @@ func (p *viewPart) claim(pages []page.Range) (claimed []page.Range) {
 	return claimed
 }
 
-// reads reports whether what is read from a source is what t would read: a file that was replaced or grew has another.
+// reads reports whether t would read the same bytes from its own source. A file that was replaced or grew has another
+// source.
 func (t *viewFill) reads(from *mover.Source) bool {
 	return t.home.Home == from.Home && t.home.Direct == from.Direct && t.home.Size == from.Size
 }

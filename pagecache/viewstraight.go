@@ -9,18 +9,19 @@ import (
 	"github.com/gaiafs/gaiafs/lrc"
 )
 
-// A view need not wait until home has what a device released. Where nobody else changed a page since the device last
-// agreed with home, home will have exactly what the device has. So the view copies that, under File.mu: whatever
-// changes the page otherwise has it brought home first. Once it is home, the page counts as changed, as any other
-// that is brought home: programs on the device may have stored there since the copy.
+// A view need not wait until home has the released bytes of a device. If nobody else changed a page since the device
+// last agreed with home, home will get exactly the device's bytes. So the view copies them, under File.mu: every other
+// change of the page brings it home first. Once the page is home it counts as changed, like any other page that comes
+// home, because programs on the device may have stored into it since the copy.
 
-// straight is what a view has straight from devices that released it.
+// straight is the set of pages that a view copied straight from the devices that released them.
 type straight struct {
-	releases uint64 // File.releases when it was copied: what was released later is not there
+	releases uint64 // File.releases at the copy: later releases are not included
 	pages    []page.Range
 }
 
-// straightLocked returns, for each holding, the pages of rg that it released and that a view may copy from its memory.
+// straightLocked returns, for each holding, the pages of rg that it released and that the view may copy from its
+// memory.
 func (p *viewPart) straightLocked(rg page.Range) (of map[*holding][]page.Range, all []page.Range) {
 	f := p.f
 	whole := page.Range{End: page.Index(f.size >> page.Shift)} // bytes past the end are no part of the file
@@ -36,7 +37,7 @@ func (p *viewPart) straightLocked(rg page.Range) (of map[*holding][]page.Range, 
 		}
 	}
 	for h, pages := range of {
-		for o := range f.holdings { // pages that several released are merged
+		for o := range f.holdings { // pages released by several owners have to be merged
 			if o != h.owner {
 				pages = subtract(pages, f.pendingOfLocked(rg, o))
 			}
@@ -47,8 +48,8 @@ func (p *viewPart) straightLocked(rg page.Range) (of map[*holding][]page.Range, 
 	return of, all
 }
 
-// collectRestLocked brings home what devices released of the pages of rg up to next, but for what the view may copy
-// from their memory. What it lacks of that is stale then.
+// collectRestLocked brings the released pages of rg home, up to next, except those that the view may copy from devices.
+// Of these it marks the ones that the view lacks as stale.
 func (p *viewPart) collectRestLocked(ctx context.Context,
 	rg page.Range) (of map[*holding][]page.Range, next page.Index, err error) {
 	f := p.f
@@ -89,8 +90,7 @@ func (p *viewPart) collectRestLocked(ctx context.Context,
 	return of, next, nil
 }
 
-// copyStraightLocked copies those of the taken pages that devices released, and returns the rest, of which home has
-// everything.
+// copyStraightLocked copies the taken pages that devices released. It returns the rest; home has all of those.
 func (p *viewPart) copyStraightLocked(ctx context.Context, of map[*holding][]page.Range, taken []page.Range,
 	into *viewFill) ([]page.Range, error) {
 	for h, pages := range of {

@@ -14,9 +14,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// Bytes wait from the release that publishes them until home has them. While home cannot take them they stay on their
-// device and are tried again, soon at first and then every longestRetry, so that they arrive shortly after there is
-// room.
+// Released bytes wait until home has them. While home cannot take them they stay on their device. They are tried again,
+// soon at first and then every longestRetry, so they come home shortly after there is room.
 const (
 	firstRetry   = 100 * time.Millisecond
 	longestRetry = time.Second
@@ -27,7 +26,7 @@ type Waiting struct {
 	// File is the path below the mountpoint when the file was last mapped.
 	File  string `json:"file"`
 	Bytes int64  `json:"bytes"`
-	// Error says why the last attempt to bring them home failed; empty where none has failed.
+	// Error says why the last attempt to bring them home failed; empty if none has failed.
 	Error string `json:"error,omitempty"`
 }
 
@@ -39,7 +38,7 @@ func (w Waiting) String() string {
 	return text
 }
 
-// Waiting lists the files of which released bytes are not home, by name. It waits for no file that hangs.
+// Waiting lists the files with released bytes that are not home, by name. It does not wait for files that hang.
 func (c *Cache) Waiting() []Waiting {
 	var all []Waiting
 	for _, v := range c.glances() {
@@ -51,12 +50,12 @@ func (c *Cache) Waiting() []Waiting {
 	return all
 }
 
-// waitsLocked reports whether home lacks something that was released.
+// waitsLocked reports whether home lacks released bytes.
 func (f *File) waitsLocked() bool {
 	return f.flights.any() || len(f.lrc.Pending(page.Range{End: f.lrc.End()}, true)) > 0
 }
 
-// waitingBytesLocked counts the bytes of the file that somebody released and home does not have.
+// waitingBytesLocked counts the released bytes of the file that home lacks.
 func (f *File) waitingBytesLocked() int64 {
 	if f.pendingSince.IsZero() {
 		return 0
@@ -66,15 +65,15 @@ func (f *File) waitingBytesLocked() int64 {
 		bytes += p.Range.Span().Intersect(page.Bytes{End: f.size}).Len()
 	}
 	for _, x := range f.flights.in(page.From(0).Pages(), math.MaxInt64) {
-		bytes += x.pages.Bytes() // and so does what a collect is to replace
+		bytes += x.pages.Bytes() // counted even if a later collect will replace them
 	}
 	return bytes
 }
 
-// Flush brings everything released home that can be brought there, waiting for releases that are under way, though not
-// for files that are stuck. Its error says what went wrong; Waiting lists what is left.
+// Flush brings all released bytes home that can be brought there. It waits for releases that are under way, but not for
+// files that are stuck. Its error says what went wrong; Waiting lists what is left.
 //
-// A release that does not end holds up the pages that it drains, and no others: no lane waits for one.
+// A release that does not end holds up the pages that it drains, and no others: no lane waits for a release.
 func (c *Cache) Flush(ctx context.Context) error {
 	select {
 	case c.flushing <- struct{}{}:
@@ -93,7 +92,7 @@ func (c *Cache) Flush(ctx context.Context) error {
 		return nil
 	})
 	ends := make(chan error, len(files))
-	n := len(draining) // of a file that was late it may be one more soon, which is reported already
+	n := len(draining) // a late file may send one more, and is reported already
 	for range n {
 		d := <-draining
 		go func() { ends <- c.flushDraining(ctx, d) }()
@@ -104,14 +103,14 @@ func (c *Cache) Flush(ctx context.Context) error {
 	return errors.Join(append(errs, ctx.Err())...)
 }
 
-// drainingFile is a file with releases under way, of which all but their pages was flushed. err is what that came to.
+// drainingFile is a file with releases under way. Everything but their pages was flushed; err is the result.
 type drainingFile struct {
 	f      *File
 	drains []chan struct{}
 	err    error
 }
 
-// flushFiles calls flush for files in their lanes, but waits for none that is stuck.
+// flushFiles calls flush for files in their lanes. It does not wait for files that are stuck.
 func (c *Cache) flushFiles(ctx context.Context, files []*File, flush func(f *File) error) []error {
 	errs, late := c.onFiles(ctx, files, choreFlush, false, func(f *File) error { return ofFile(f, flush(f)) })
 	c.lanes.withdrawFlushes(late)
@@ -128,7 +127,7 @@ func ofFile(f *File, err error) error {
 	return fmt.Errorf("%s: %w", f.Name(), err)
 }
 
-// flushDraining flushes the rest of a file once its releases have ended.
+// flushDraining flushes the rest of a file after its releases have ended.
 func (c *Cache) flushDraining(ctx context.Context, d drainingFile) error {
 	tick := time.NewTicker(c.stuckAfter)
 	defer tick.Stop()
@@ -151,8 +150,7 @@ func (c *Cache) flushDraining(ctx context.Context, d drainingFile) error {
 	return errors.Join(c.flushFiles(ctx, []*File{d.f}, func(f *File) error { return f.collectWhatCan(ctx) })...)
 }
 
-// flush brings home what was released of the file, and returns the releases that are under way. Of their pages it
-// brings nothing.
+// flush brings the released bytes of the file home, except pages of releases under way. It returns those releases.
 func (f *File) flush(ctx context.Context) (drains []chan struct{}, err error) {
 	f.mu.Lock()
 	waits := !f.pendingSince.IsZero()
@@ -166,11 +164,11 @@ func (f *File) flush(ctx context.Context) (drains []chan struct{}, err error) {
 	return drains, f.collectWhatCan(ctx)
 }
 
-// mostPassed is how many runs that home does not take are passed over one by one. Of a disk with more of them, the rest
-// of the portion that each is in waits too.
+// mostPassed is the most runs that home refuses and that are skipped one by one. After that, the rest of each portion
+// with such a run waits too.
 const mostPassed = 64
 
-// collectWhatCan brings everything released home, passing over what home does not take. It returns the first error.
+// collectWhatCan brings all released bytes home that home takes, and skips the others. It returns the first error.
 func (f *File) collectWhatCan(ctx context.Context) error {
 	first := f.collectAll(ctx, nil)
 	if first == nil {
@@ -209,7 +207,7 @@ func (f *File) collectWhatCan(ctx context.Context) error {
 	return first
 }
 
-// nothingWaitsLocked notes that home has everything released, or that nobody misses it.
+// nothingWaitsLocked notes that home has all released bytes, or that nobody misses them.
 func (f *File) nothingWaitsLocked() {
 	f.collectErr = nil
 	f.coming.Store(0)
@@ -220,7 +218,7 @@ func (f *File) nothingWaitsLocked() {
 	}
 }
 
-// failedLocked notes that bytes could not be brought home, and says so if they could before.
+// failedLocked notes that bytes could not be brought home. It logs the first failure in a row.
 func (f *File) failedLocked(err error) {
 	if f.collectErr == nil {
 		f.c.log.Error("released bytes cannot be written back; they are kept and tried again", "file", f.Name(),
@@ -235,7 +233,7 @@ func (f *File) failedLocked(err error) {
 	}
 }
 
-// recoveredLocked notes that nothing is left of a failure.
+// recoveredLocked notes that the failure is over.
 func (f *File) recoveredLocked() {
 	if f.collectErr != nil {
 		f.collectErr = nil
@@ -244,25 +242,25 @@ func (f *File) recoveredLocked() {
 	}
 }
 
-// retry has the files collected that failed, and reports whether there are some.
+// retry collects the files that failed, and reports whether there are any.
 func (c *Cache) retry(ctx context.Context) (again bool) {
 	for _, f := range c.snapshotFiles() {
 		if f.failing.Load() && !f.detached.Load() {
 			again = true
-			c.lanes.do(f, choreCollect, func() { _ = f.collectAll(ctx, nil) }) // what fails is noted
+			c.lanes.do(f, choreCollect, func() { _ = f.collectAll(ctx, nil) }) // collectAll noted the error
 		}
 	}
 	return again
 }
 
-// holdPatience is how long a release waits for the hold to begin. The way to the mountpoint may lead over a filesystem
-// that hangs, and releases go on all the same.
+// holdPatience is how long a release waits for the hold to begin. The path to the mountpoint may lead over a filesystem
+// that hangs, and releases must go on all the same.
 const holdPatience = time.Second
 
-// pendingHold tells somebody for as long as released bytes wait. Every File of which bytes wait is a user, and every
-// release under way.
+// pendingHold holds the mount busy while released bytes wait. Its users are the Files with waiting bytes, and the
+// releases under way.
 type pendingHold struct {
-	begin func() (held <-chan struct{}, end func()) // immutable; nil where nobody asked
+	begin func() (held <-chan struct{}, end func()) // immutable; nil without Options.Hold
 
 	mu    sync.Mutex
 	users int             // protected by mu
@@ -279,7 +277,7 @@ func (h *pendingHold) take() {
 	select {
 	case <-held:
 		return
-	default: // rarely: no timer is made for the others
+	default: // rare: the common case needs no timer
 	}
 	select {
 	case <-held:
@@ -287,7 +285,7 @@ func (h *pendingHold) take() {
 	}
 }
 
-// join adds a user and does not wait. held is closed when the hold has begun; it is nil where nobody asked for one.
+// join adds a user and does not wait. held is closed when the hold has begun; it is nil without Options.Hold.
 func (h *pendingHold) join() (held <-chan struct{}) {
 	if h.begin == nil {
 		return nil
@@ -300,7 +298,7 @@ func (h *pendingHold) join() (held <-chan struct{}) {
 	return h.held
 }
 
-// drop ends what take or join began.
+// drop removes a user that take or join added.
 func (h *pendingHold) drop() {
 	if h.begin == nil {
 		return

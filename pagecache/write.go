@@ -11,27 +11,26 @@ import (
 	"github.com/gaiafs/gaiafs/versions"
 )
 
-// The kernel sends what programs stored into a mapped file in as many requests as there are runs of dirty pages,
-// hundreds of them at once. So writes of different pages go on beside each other, and wait for nobody but the
-// filesystem that home is on. This is for writes that change nothing else: inside the file, of pages of which nothing
-// is pending. Others take File.mu as everybody does.
+// The kernel writes back a mapped file with one request for each run of dirty pages, hundreds at once. So writes of
+// different pages run concurrently, and wait only for the filesystem that home is on. This is for writes that change
+// nothing else: they are inside the file and no byte of their pages is pending. Other writes lock File.mu.
 //
-// A write beside others holds File.mu read-locked from before it asks for the bases until they are kept and the pages'
-// states say that home changed. So whoever has File.mu locked sees every write as done or as not begun, with its bases.
-// What two of them must not do at once is done under writes.mu, in two short steps; between these home is read and
-// written. A write has its pages for itself: one that finds a page taken waits for File.mu instead. So each base is
-// what home had before the first write of which the device does not know, and of two writes of one page the second
+// A concurrent write holds File.mu read-locked from before it asks for the bases until they are kept and the states of
+// the pages say that home changed. So a holder of the write lock sees each such write as done, with its bases, or as
+// not begun. The steps that must not overlap run under writes.mu: two short ones, with the read and the write of home
+// between them. A write has its pages to itself: one that finds a page taken locks File.mu instead. So each base has
+// home's bytes from before the first write that the device does not know of, and the second of two writes of a page
 // finds the base kept.
 
-// writes are those that go on beside each other. What File.mu protects is changed by them with mu locked.
+// writes are the concurrent writes. They change what File.mu protects with mu locked.
 type writes struct {
 	mu sync.Mutex
-	// under has the pages of each, of which no two overlap. Protected by mu.
+	// under has the pages of each write. They do not overlap. Protected by mu.
 	under []page.Range
 }
 
-// writeBeside is ChangeHome of a write that can go on beside others; for another, it returns false and has done
-// nothing.
+// writeBeside is ChangeHome for a write that can run concurrently with others. If the write cannot, writeBeside returns
+// false and has done nothing.
 func (f *File) writeBeside(ctx context.Context, c Change, do func(off, n int64) error) (done bool, err error) {
 	if err := f.mu.RLockIn(ctx); err != nil {
 		return true, err
@@ -52,7 +51,7 @@ func (f *File) writeBeside(ctx context.Context, c Change, do func(off, n int64) 
 	inside, err := k.readInside(f, rg, end)
 	changed := err == nil && inside
 	if changed {
-		f.clean.Changed(rg) // no read without mu from now on; Commit says it again
+		f.clean.Changed(rg) // ends reads without mu; Commit says it again
 		err = do(c.Off, c.Len)
 	}
 	f.endWrite(c, rg, plan, k, changed)
@@ -62,11 +61,11 @@ func (f *File) writeBeside(ctx context.Context, c Change, do func(off, n int64) 
 	return inside || err != nil, err
 }
 
-// readInside reads what is to be kept before a write of rg that ends at end, and reports whether that is inside the
-// file: a program may have cut it in SOURCE directly.
+// readInside reads the bytes to keep before a write of rg that ends at end. It reports whether the write is inside the
+// file, which may have been cut in SOURCE directly.
 func (k *keeping) readInside(f *File, rg page.Range, end int64) (inside bool, err error) {
 	if len(k.parts) == 1 && rg.Len() == 1 {
-		err = k.read(f) // tells how much of the page home has
+		err = k.read(f) // tells how many bytes of the page home has
 		return k.seen >= end, err
 	}
 	before, err := f.home.Signature()
@@ -76,8 +75,7 @@ func (k *keeping) readInside(f *File, rg page.Range, end int64) (inside bool, er
 	return true, k.read(f)
 }
 
-// beginWrite takes the pages of rg for a write that ends at end. It returns false where the write cannot go on beside
-// others.
+// beginWrite takes the pages of rg for a write that ends at end. It returns false if the write cannot run concurrently.
 func (f *File) beginWrite(rg page.Range, end int64) (plan lrc.WritePlan, k keeping, ok bool) {
 	w := &f.writes
 	w.mu.Lock()
@@ -97,8 +95,8 @@ func (f *File) beginWrite(rg page.Range, end int64) (plan lrc.WritePlan, k keepi
 	return plan, f.newKeepingLocked(plan.Keep), true
 }
 
-// endWrite gives the pages of a write back. changed says that home may have been changed, if only a part of it;
-// otherwise it was not.
+// endWrite gives the pages of a write back. changed says that home may have been changed, perhaps in part; if it is
+// false, home was not changed.
 func (f *File) endWrite(c Change, rg page.Range, plan lrc.WritePlan, k keeping, changed bool) {
 	w := &f.writes
 	w.mu.Lock()

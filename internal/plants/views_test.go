@@ -92,7 +92,7 @@ var viewsPlants = []plant{
 	{
 		name: "view: an eviction does not say what is gone",
 		file: "pagecache/views.go",
-		old:  "	v.staleIn(x) // who maps it from now on finds it so\n",
+		old:  "	v.staleIn(x) // for the next mapping\n",
 		new:  "",
 		nets: []net{
 			{pkg: "pagecache", run: "TestViewMakesRoom|TestViewsAndChangesAtOnce|TestAPartOfAViewIsEvicted"},

@@ -1,10 +1,10 @@
-// Package live shows what a mount does, as it happens, to those who watch.
+// Package live shows watchers what a mount does, as it happens.
 //
 // # Model
 //
-// A Feed gets an Event from whoever carried something out: package fs for requests of the kernel, package control for
-// those of clients, package mover for transfers. It gives them to each Watch whose Filter they pass. Nobody who sends
-// waits: a Watch has room for so many events, and counts those that came when there was none.
+// A Feed gets an Event from each part of the mount that does something: package fs for requests of the kernel, package
+// control for requests of clients, package mover for transfers. It gives the Event to each Watch whose Filter accepts
+// it. Senders do not wait: a Watch has room for a fixed number of events, and counts those that did not fit.
 //
 // While nobody watches, On is one atomic load, and senders make no Event.
 //
@@ -15,5 +15,5 @@
 //
 // # What it does not do
 //
-// It does not know who may be told what: package control leaves out the events and names that a watcher may not know.
+// It does not know who may see what: package control leaves out the events and names that a watcher may not see.
 package live

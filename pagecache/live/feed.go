@@ -12,45 +12,46 @@ import (
 	"time"
 )
 
-// mostEvents is how many events wait for a watcher at most.
+// mostEvents is the most events that wait for a watcher.
 const mostEvents = 8192
 
-// FileID names a file, as pagecache.FileID.
+// FileID identifies a file, like pagecache.FileID.
 type FileID struct{ Dev, Ino uint64 }
 
-// Event is something that a mount did. Its JSON form is documented in docs/trace.md.
+// Event is something that a mount did. docs/trace.md documents its JSON form.
 type Event struct {
 	// At is when it began, Micros how long it took.
 	At     time.Time `json:"at"`
 	Micros float64   `json:"took_us"`
-	// Kind is that of a request of the kernel ("read"), of a client ("map"), "transfer" or "move".
+	// Kind is the kind of a kernel request ("read"), of a client request ("map"), "transfer" or "move".
 	Kind string `json:"kind"`
-	// Process is the kernel's number of the thread that asked, 0 where nobody did.
+	// Process is the kernel's number of the thread that asked, 0 if there was none.
 	Process uint32 `json:"process,omitempty"`
 	User    uint32 `json:"user"`
-	// File is its path below the mountpoint, ID the file: zero where it is about none.
+	// File is the path below the mountpoint, ID the file. Both are zero if the event is about no file.
 	File string `json:"file,omitempty"`
 	ID   FileID `json:"-"`
-	// Device is "gpu0", say.
+	// Device is a name like "gpu0".
 	Device string `json:"device,omitempty"`
 	Offset int64  `json:"offset,omitempty"`
 	Bytes  int64  `json:"bytes,omitempty"`
-	// Detail says what for, of a transfer: "acquire in", say; of a move where to.
+	// Detail says what a transfer is for, like "acquire in", or where a move goes.
 	Detail string `json:"detail,omitempty"`
-	// Lost is how many events before this one are missing.
+	// Lost is the number of events that are missing before this one.
 	Lost int64 `json:"lost,omitempty"`
 }
 
-// Filter says which events are watched. What is zero lets all pass.
+// Filter selects events. Zero fields accept all events.
 type Filter struct {
 	Kinds []string `json:"kinds,omitempty"`
-	// Process is that of a thread or of the whole process.
+	// Process is the number of a thread, or of a process with all its threads.
 	Process uint32 `json:"process,omitempty"`
-	// Path is a file's, a directory's with all below, or a pattern as of path.Match, below the mountpoint.
+	// Path is the path below the mountpoint of a file, or of a directory with everything below it, or a pattern of
+	// path.Match.
 	Path string `json:"path,omitempty"`
 }
 
-// Check says what is wrong with it.
+// Check returns an error if the filter is invalid.
 func (f Filter) Check() error {
 	if _, err := path.Match(f.Path, ""); err != nil {
 		return fmt.Errorf("the pattern %q cannot be read", f.Path)
@@ -58,7 +59,7 @@ func (f Filter) Check() error {
 	return nil
 }
 
-// passes reports whether an event is watched, but for its path.
+// passes reports whether the filter accepts an event, apart from its path.
 func (f *Filter) passes(e *Event) bool {
 	if len(f.Kinds) > 0 && !slices.Contains(f.Kinds, e.Kind) {
 		return false
@@ -77,21 +78,22 @@ func (f *Filter) passesPath(name string) bool {
 	if f.Path == "" || f.Path == "." || name == f.Path || strings.HasPrefix(name, f.Path+"/") {
 		return true
 	}
-	is, _ := path.Match(f.Path, name) // Check saw it
+	is, _ := path.Match(f.Path, name) // Check reported bad patterns
 	return is
 }
 
-// Feed gives events to those who watch. Its methods may be called from any goroutine; those of nil do nothing.
+// Feed gives events to watchers. Its methods may be called from any goroutine. On may be called on nil.
 type Feed struct {
 	mu      sync.Mutex
 	watches atomic.Pointer[[]*Watch] // nil while nobody watches; replaced under mu
 }
 
-// On reports whether somebody watches.
+// On reports whether anybody watches.
 func (f *Feed) On() bool { return f != nil && f.watches.Load() != nil }
 
-// Send gives an event to those who watch it. name returns the path of its file and is called, by this goroutine, only
-// where somebody watches the rest of it; nil where it is about no file. It does not block but in name.
+// Send gives an event to its watchers. name returns the path of the event's file. It is called in this goroutine, and
+// only if a watcher accepts the rest of the event; nil if the event is about no file. Send does not block, except in
+// name.
 func (f *Feed) Send(e Event, name func() string) {
 	watches := f.watches.Load()
 	if watches == nil {
@@ -111,7 +113,7 @@ func (f *Feed) Send(e Event, name func() string) {
 	}
 }
 
-// Watch begins to watch what filter, which Check finds nothing wrong with, lets pass. It must end with Stop.
+// Watch begins to watch the events that filter accepts; Check must accept filter. The caller ends the watch with Stop.
 func (f *Feed) Watch(filter Filter) *Watch {
 	w := &Watch{feed: f, filter: filter, wake: make(chan struct{}, 1)}
 	f.change(func(list []*Watch) []*Watch { return append(list, w) })
@@ -133,15 +135,15 @@ func (f *Feed) change(to func([]*Watch) []*Watch) {
 	}
 }
 
-// Watch is somebody who watches.
+// Watch is one watcher's queue of events.
 type Watch struct {
 	feed   *Feed         // immutable
 	filter Filter        // immutable
-	wake   chan struct{} // has an element where events may wait
+	wake   chan struct{} // has an element when events may wait
 
 	mu     sync.Mutex
 	events []Event // protected by mu
-	lost   int64   // since the last that was not; protected by mu
+	lost   int64   // events lost since the last one that fitted; protected by mu
 }
 
 func (w *Watch) add(e Event) {
@@ -159,7 +161,7 @@ func (w *Watch) add(e Event) {
 	}
 }
 
-// Next waits for events and takes those there are. It returns none when ctx ends.
+// Next waits for events and returns all that wait. It returns none when ctx ends.
 func (w *Watch) Next(ctx context.Context) []Event {
 	for {
 		w.mu.Lock()

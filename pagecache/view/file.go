@@ -9,24 +9,24 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// Run is bytes that follow each other in a file and in the view.
+// Run is a range of bytes that are contiguous both in a file and in the view.
 type Run struct {
-	// Off is the offset in the file, View the one in the view.
+	// Off is the offset in the file, View the offset in the view.
 	Off, View, Len int64
 }
 
-// File is what a view has of one file. It is immutable.
+// File describes the part of a view that comes from one file. It is immutable.
 type File struct {
 	l      *Layout
 	number int
-	// order has the file's segments by their offsets.
+	// order lists the file's segments by their offsets.
 	order []int32
-	// ends is a heap over order, whose leaves begin at len(ends)/2: each element is where the last of the segments
-	// below it ends. So those that overlap a range are found among many that begin before it.
+	// ends is a heap over order: a segment tree whose leaves begin at len(ends)/2. Each element is the largest end of
+	// the segments below it. It finds the segments that overlap a range even if many segments begin before it.
 	ends []int64
 }
 
-// index fills in what searches need.
+// index builds what the searches need.
 func (f *File) index(l *Layout, number int) {
 	f.l, f.number = l, number
 	slices.SortStableFunc(f.order, func(a, b int32) int {
@@ -51,10 +51,11 @@ func (f *File) index(l *Layout, number int) {
 	}
 }
 
-// Number returns the file's.
+// Number returns the file's number.
 func (f *File) Number() int { return f.number }
 
-// Span returns the bytes of the file from the first to the last one that the view has. It is empty where it has none.
+// Span returns the range from the first to the last byte of the file that the view has. It is empty if the view has
+// none.
 func (f *File) Span() page.Bytes {
 	if len(f.order) == 0 {
 		return page.Bytes{}
@@ -62,7 +63,7 @@ func (f *File) Span() page.Bytes {
 	return page.Bytes{Off: f.l.segments[f.order[0]].Offset, End: f.ends[1]}
 }
 
-// overlapping yields the segments whose spans overlap b, by their offsets.
+// overlapping yields the segments whose spans overlap b, in the order of their offsets.
 func (f *File) overlapping(b page.Bytes) iter.Seq[int32] {
 	return func(yield func(int32) bool) {
 		if b.Empty() {
@@ -86,8 +87,8 @@ func (f *File) overlapping(b page.Bytes) iter.Seq[int32] {
 	}
 }
 
-// Runs yields what the view has of bytes of the file, segment by segment. The runs of one segment are ascending, in the
-// file and in the view; those of different segments may overlap in the file.
+// Runs yields the runs of the file's bytes b that the view has, segment by segment. The runs of one segment are
+// ascending, in the file and in the view. Runs of different segments may overlap in the file.
 func (f *File) Runs(b page.Bytes) iter.Seq[Run] {
 	return func(yield func(Run) bool) {
 		for i := range f.overlapping(b) {
@@ -114,7 +115,7 @@ func (f *File) Has(b page.Bytes) bool {
 	return false
 }
 
-// A section is 128 MiB of a file: the unit in which State looks at it.
+// A section is 128 MiB of a file: the unit of State's bookkeeping.
 const (
 	sectionShift = 15
 	sectionPages = 1 << sectionShift
@@ -125,7 +126,7 @@ func section(i int64) page.Range {
 	return page.Range{Start: page.Index(i) << sectionShift, End: page.Index(i+1) << sectionShift}
 }
 
-// sections returns the numbers of the sections that the view has bytes of, ascending.
+// sections returns the numbers of the sections that have bytes of the view, ascending.
 func (f *File) sections() (list []int64) {
 	compact := func() {
 		slices.Sort(list)
@@ -158,7 +159,7 @@ func (f *File) sections() (list []int64) {
 	return list
 }
 
-// mostSections returns how many sections there are at most.
+// mostSections returns an upper bound on the number of sections.
 func (f *File) mostSections() (n int64) {
 	for _, i := range f.order {
 		s := &f.l.segments[i]
@@ -167,16 +168,16 @@ func (f *File) mostSections() (n int64) {
 	return min(n, f.Span().Len()/(sectionPages<<page.Shift)+2)
 }
 
-// pageSet is pages of one section.
+// pageSet is a set of pages of one section.
 type pageSet [sectionPages / 64]uint64
 
 func (s *pageSet) bitmap() bitmap { return s[:] }
 
-// bitmap is pages that follow each other, a bit for each, from a page on that is a multiple of 64.
+// bitmap is a set of consecutive pages, a bit for each. It begins at a page that is a multiple of 64.
 type bitmap []uint64
 
-// words calls do for each word of a bitmap that has pages of rg, which is in it, with the bits of these pages. The
-// bitmap begins at first.
+// words calls do for each word of a bitmap that has pages of rg, with the bits of these pages. The bitmap begins at
+// first and contains rg.
 func words(rg page.Range, first page.Index, do func(i page.Index, bits uint64)) {
 	for p, end := rg.Start-first, rg.End-first; p < end; {
 		bit := p & 63
@@ -186,38 +187,38 @@ func words(rg page.Range, first page.Index, do func(i page.Index, bits uint64)) 
 	}
 }
 
-// add puts the pages of rg, which is in the bitmap that begins at first, into it.
+// add adds the pages of rg. The bitmap begins at first and contains rg.
 func (s bitmap) add(rg page.Range, first page.Index) {
 	words(rg, first, func(i page.Index, bits uint64) { s[i] |= bits })
 }
 
-// remove takes them out.
+// remove removes the pages of rg. The bitmap begins at first and contains rg.
 func (s bitmap) remove(rg page.Range, first page.Index) {
 	words(rg, first, func(i page.Index, bits uint64) { s[i] &^= bits })
 }
 
-// and leaves what is in o, too, which is no shorter.
+// and removes the pages that are not in o, which is no shorter.
 func (s bitmap) and(o bitmap) {
 	for i := range s {
 		s[i] &= o[i]
 	}
 }
 
-// minus takes out what is in o, which may be shorter.
+// minus removes the pages that are in o, which may be shorter.
 func (s bitmap) minus(o bitmap) {
 	for i := range o {
 		s[i] &^= o[i]
 	}
 }
 
-// or adds what is in o, which may be shorter.
+// or adds the pages that are in o, which may be shorter.
 func (s bitmap) or(o bitmap) {
 	for i := range o {
 		s[i] |= o[i]
 	}
 }
 
-// within leaves in the bitmap, which begins at first, what is in rg.
+// within removes the pages outside rg. The bitmap begins at first.
 func (s bitmap) within(rg page.Range, first page.Index) {
 	all := page.Range{Start: first, End: first + page.Index(len(s))<<6}
 	for _, out := range page.Subtract([]page.Range{all}, rg) {
@@ -232,7 +233,7 @@ func (s bitmap) none(rg page.Range, first page.Index) bool {
 	return found == 0
 }
 
-// len returns the number of pages.
+// len returns the number of pages in the set.
 func (s bitmap) len() (n int64) {
 	for _, word := range s {
 		n += int64(bits.OnesCount64(word))
@@ -240,7 +241,7 @@ func (s bitmap) len() (n int64) {
 	return n
 }
 
-// ranges yields the pages of the bitmap, which begins at first. Those of neighbouring words are two ranges.
+// ranges yields the pages of the bitmap, which begins at first. Ranges end at the ends of words.
 func (s bitmap) ranges(first page.Index) iter.Seq[page.Range] {
 	return func(yield func(page.Range) bool) {
 		for i, word := range s {
@@ -268,8 +269,8 @@ func (s bitmap) appendRanges(list []page.Range, first page.Index) []page.Range {
 	return list
 }
 
-// appendBridged is appendRanges that joins ranges across gaps of up to so many pages, none of which is in other, which
-// begins at first, too.
+// appendBridged is appendRanges, but joins ranges across gaps of at most gap pages if none of the gap's pages is in
+// other. Both bitmaps begin at first.
 func (s bitmap) appendBridged(list []page.Range, other bitmap, gap int64, first page.Index) []page.Range {
 	for rg := range s.ranges(first) {
 		if n := len(list); n > 0 {
@@ -284,13 +285,13 @@ func (s bitmap) appendBridged(list []page.Range, other bitmap, gap int64, first 
 	return list
 }
 
-// has returns the pages of rg, which is in the section that begins at first, that the view has bytes of.
+// has returns the pages of rg that hold bytes of the view. rg is in the section that begins at first.
 func (f *File) has(rg page.Range, first page.Index) (set pageSet) {
 	f.addTo(set[:], rg, first)
 	return set
 }
 
-// addTo adds the pages of rg that the view has bytes of to the bitmap that begins at first.
+// addTo adds the pages of rg that hold bytes of the view to the bitmap that begins at first.
 func (f *File) addTo(set bitmap, rg page.Range, first page.Index) {
 	b := rg.Span()
 	for i := range f.overlapping(b) {

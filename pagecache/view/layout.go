@@ -11,7 +11,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// Limits of a Layout. MaxSize is of a view, in bytes.
+// Limits of a Layout. MaxSize is the limit of a view's size, in bytes.
 const (
 	MaxSegments  = 1 << 19
 	MaxFiles     = 1 << 14
@@ -20,25 +20,25 @@ const (
 	MaxSize      = 1 << 62
 )
 
-// ErrTooFar says that a segment ends past the largest file.
+// ErrTooFar says that a segment ends past the largest file offset.
 var ErrTooFar = errors.New("it ends past the largest file")
 
-// Segment is Count rows of Length bytes of a file. The first one begins at Offset, and each Stride bytes behind the one
-// before it. Stride counts only where there are several rows.
+// Segment is Count rows of Length bytes of a file. The first row begins at Offset, each next one Stride bytes after the
+// start of the one before it. Stride matters only if there are several rows.
 type Segment struct {
 	File                          int
 	Offset, Length, Stride, Count int64
 }
 
-// bytes returns how many bytes the segment has in the view.
+// bytes returns the number of bytes of the segment in the view.
 func (s *Segment) bytes() int64 { return s.Length * s.Count }
 
-// span returns the bytes of the file from the first to the last one.
+// span returns the range of the file from the first to the last byte of the segment.
 func (s *Segment) span() page.Bytes {
 	return page.Span(s.Offset, s.stride()*(s.Count-1)+s.Length)
 }
 
-// stride is that of the rows: a single one is as long as itself.
+// stride returns the distance between rows; for a single row, its length.
 func (s *Segment) stride() int64 {
 	if s.Count == 1 {
 		return s.Length
@@ -58,7 +58,7 @@ func (s *Segment) rows(b page.Bytes) (first, end int64) {
 	return first, min((b.End-1-s.Offset)/s.stride()+1, s.Count)
 }
 
-// check returns what makes a segment invalid.
+// check returns an error if the segment is invalid.
 func (s *Segment) check(files int) error {
 	switch {
 	case s.File < 0 || s.File >= files:
@@ -81,7 +81,7 @@ func (s *Segment) check(files int) error {
 	return nil
 }
 
-// Layout is where segments are in their files and in the view. It is immutable.
+// Layout says where segments are in their files and in the view. It is immutable.
 type Layout struct {
 	segments []Segment
 	starts   []int64 // of the segments in the view, ascending
@@ -90,7 +90,7 @@ type Layout struct {
 }
 
 // New returns the layout of segments of so many files at an alignment. It keeps the slice. An error says that the
-// request is invalid: ErrTooFar, wrapped, or another one.
+// request is invalid; it may wrap ErrTooFar.
 func New(files int, segments []Segment, alignment int64) (*Layout, error) {
 	switch {
 	case files < 1 || files > MaxFiles:
@@ -123,11 +123,11 @@ func New(files int, segments []Segment, alignment int64) (*Layout, error) {
 	return l, nil
 }
 
-// Size returns the bytes of the view.
+// Size returns the size of the view in bytes.
 func (l *Layout) Size() int64 { return l.size }
 
-// Memory returns about how many bytes of host memory the Layout and the States of its files take, without pages that
-// are stale one by one.
+// Memory returns roughly the host memory of the Layout and of the States of its files, in bytes. It does not count page
+// sets of sections that are stale in part.
 func (l *Layout) Memory() int64 {
 	n := int64(len(l.segments)) * int64(unsafe.Sizeof(Segment{})+8)
 	for i := range l.files {
@@ -136,14 +136,14 @@ func (l *Layout) Memory() int64 {
 	return n
 }
 
-// Segments returns the segments, for reading.
+// Segments returns the segments. The caller must not change them.
 func (l *Layout) Segments() []Segment { return l.segments }
 
-// File returns what the view has of a file.
+// File returns the part of the view that comes from file i.
 func (l *Layout) File(i int) *File { return &l.files[i] }
 
-// Sources yields the files, and the bytes of each, that bytes of the view come from. A yield may cover gaps between
-// rows; one segment has one yield. Those of one file may overlap, and are in no order.
+// Sources yields the files, and the bytes of each, that bytes of the view come from. It yields one range per segment,
+// which may cover gaps between rows. Ranges of one file may overlap, and come in no order.
 func (l *Layout) Sources(view page.Bytes) iter.Seq2[int, page.Bytes] {
 	return func(yield func(int, page.Bytes) bool) {
 		i := sort.Search(len(l.segments), func(i int) bool { return l.starts[i]+l.segments[i].bytes() > view.Off })

@@ -7,13 +7,13 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// State is what a view has of the pages of one file. Those that it has bytes of are stale at first; somebody takes them
-// in order to bring them, and from then on they are coming; then they have arrived. A page that changes is stale again,
-// whether it has arrived or is coming. Its methods may be called from any goroutine.
+// State tracks the pages of one file in a view. At first all pages with bytes of the view are stale. A fill takes stale
+// pages to bring them: then they are coming, and later they have arrived. A page that changes is stale again, even
+// while it is coming. The methods of State may be called from any goroutine.
 //
-// While the State is shared, whoever reads pages of the file, for this view or for another one, claims them here first
-// and is the only one to bring them until he says that they have arrived, or that he does not bring them. So bytes that
-// are older never arrive behind newer ones.
+// While the State is shared, a reader of the file claims pages here before it reads them, for this view or for another
+// one. It alone brings the claimed pages until it reports that they have arrived, or that it does not bring them. So
+// older bytes never arrive after newer ones.
 type State struct {
 	file     *File   // immutable
 	sections []int64 // ascending; immutable
@@ -21,14 +21,14 @@ type State struct {
 	mu      sync.Mutex
 	stale   sectionSets   // protected by mu
 	coming  sectionSets   // protected by mu
-	claimed sectionSets   // protected by mu; some of those that are coming
-	shared  page.Range    // where stale pages may be claimed, too; empty while nothing may be. Protected by mu
+	claimed sectionSets   // a subset of coming; protected by mu
+	shared  page.Range    // where stale pages may be claimed, too; empty while no page may be. Protected by mu
 	more    int64         // stale pages that were claimed since Share; protected by mu
-	turn    uint64        // of those that are coming; protected by mu
-	moved   chan struct{} // closed when some arrive, or do not; nil while nobody waits. Protected by mu
+	turn    uint64        // of the coming pages; protected by mu
+	moved   chan struct{} // closed when pages arrive or are given up; nil while nobody waits. Protected by mu
 }
 
-// NewState returns the state of a view that has nothing of the file yet.
+// NewState returns the state of a view that has no bytes of the file yet.
 func NewState(f *File) *State {
 	s := &State{file: f, sections: f.sections()}
 	s.stale, s.coming = slices.Repeat(sectionSets{whole}, len(s.sections)), make(sectionSets, len(s.sections))
@@ -36,10 +36,10 @@ func NewState(f *File) *State {
 	return s
 }
 
-// stateSection is the bytes that a section takes.
+// stateSection is the number of bytes that a section takes.
 const stateSection = 32
 
-// parts calls do for the part of rg in each section, until it returns false.
+// parts calls do for the part of rg in each section, until do returns false.
 func (s *State) parts(rg page.Range, do func(i int, part, all page.Range) bool) {
 	if rg.Empty() {
 		return
@@ -54,7 +54,7 @@ func (s *State) parts(rg page.Range, do func(i int, part, all page.Range) bool) 
 	}
 }
 
-// Mark makes the pages of rg stale. It may take others for stale that the view has nothing of.
+// Mark makes the pages of rg stale. It may also mark pages of which the view has no bytes.
 func (s *State) Mark(rg page.Range) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -64,9 +64,9 @@ func (s *State) Mark(rg page.Range) {
 	})
 }
 
-// Take returns the stale pages of rg that the view has bytes of, ascending, for the caller to bring. They are coming
-// from now on. It stops once it has found so many pages, or a sixteenth as many ranges, a section more or less; next is
-// the page up to which it came. turn grows from call to call, of all views of the file. None may be coming yet.
+// Take returns the stale pages of rg that have bytes of the view, ascending, for the caller to bring. They are coming
+// from now on. It stops after the section with which it has most pages, or most/16 ranges; next is the page up to which
+// it came. turn grows from call to call, across all views of the file. No page may be coming yet.
 func (s *State) Take(rg page.Range, most int64, turn uint64) (taken []page.Range, next page.Index) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -92,14 +92,14 @@ func (s *State) Take(rg page.Range, most int64, turn uint64) (taken []page.Range
 	return taken, next
 }
 
-// Share lets those pages be claimed that are coming, and those of reach that are stale.
+// Share allows claims of coming pages, and of stale pages in reach.
 func (s *State) Share(reach page.Range) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.shared, s.more = reach, 0
 }
 
-// Unshare lets no more pages be claimed. It returns how many stale pages were since Share.
+// Unshare ends the claims. It returns how many stale pages were claimed since Share.
 func (s *State) Unshare() (more int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -107,8 +107,8 @@ func (s *State) Unshare() (more int64) {
 	return s.more
 }
 
-// Claim returns those pages of rg that nobody has claimed, for the caller to bring, ascending: Arrived or Return says
-// what became of them. A range may cover up to gap pages between two of them of which the view has no bytes.
+// Claim claims those pages of rg that nobody has claimed, and returns them, ascending. The caller brings them, and then
+// calls Arrived or Return. A range may include gaps of up to gap pages of which the view has no bytes.
 func (s *State) Claim(rg page.Range, gap int64) (claimed []page.Range) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -116,7 +116,7 @@ func (s *State) Claim(rg page.Range, gap int64) (claimed []page.Range) {
 		return nil
 	}
 	s.parts(rg, func(i int, part, all page.Range) bool {
-		// Claims of all views of a file wait for each other: only the words of part are looked at.
+		// Claims of all views of a file wait for each other, so this looks only at the words of part.
 		first := part.Start &^ 63
 		at, n := int(first-all.Start)>>6, int(part.End-first+63)>>6
 		room := make(bitmap, 4*n)
@@ -128,7 +128,7 @@ func (s *State) Claim(rg page.Range, gap int64) (claimed []page.Range) {
 		s.coming.read(i, at, set)
 		set.minus(busy)
 		if stale.none(part, first) && set.none(part, first) {
-			return true // others bring all of it
+			return true // others bring all of part
 		}
 		s.file.addTo(has, part, first)
 		stale.and(has)
@@ -139,14 +139,14 @@ func (s *State) Claim(rg page.Range, gap int64) (claimed []page.Range) {
 		s.stale.minus(i, at, set)
 		s.coming.or(i, at, set)
 		s.claimed.or(i, at, set)
-		has.minus(set) // what is in the way of covering a gap
+		has.minus(set) // pages that a gap must not cover
 		claimed = set.appendBridged(claimed, has, gap, first)
 		return true
 	})
 	return claimed
 }
 
-// Return says that nobody brings claimed pages of rg. Others may claim them.
+// Return gives up claimed pages of rg: the caller does not bring them. Others may claim them.
 func (s *State) Return(rg page.Range) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -174,7 +174,7 @@ func (s *State) Coming() (list []page.Range) {
 	return list
 }
 
-// Arrived says that pages which were taken have come.
+// Arrived notes that taken pages have arrived.
 func (s *State) Arrived(rg page.Range) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -189,7 +189,7 @@ func (s *State) Arrived(rg page.Range) {
 	s.wakeLocked()
 }
 
-// GaveUp says that nobody brings the pages any more that are coming: they are stale. None may be claimed.
+// GaveUp makes the coming pages stale: nobody brings them. None may be claimed.
 func (s *State) GaveUp() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -215,16 +215,16 @@ func (s *State) wakeLocked() {
 	}
 }
 
-// Split divides pages by what the view has of them: those that are there, and those that are coming and were taken
-// before turn, so that whoever took others in that turn may wait for them. It has neither of them lack. moved is closed
-// when some of the coming ones arrive, or do not.
+// Split divides pages by their state: pages that are there; pages that are coming and were taken before turn, so that
+// the taker of that turn may wait for them; and pages that are neither (lack). moved is closed when coming pages arrive
+// or are given up.
 func (s *State) Split(pages []page.Range, turn uint64) (there, coming, lack []page.Range, moved <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, rg := range pages {
 		at := rg.Start
 		s.parts(rg, func(i int, part, all page.Range) bool {
-			if at < part.Start { // no section: the view has nothing there
+			if at < part.Start { // the view has no section there, so no bytes
 				lack = page.AppendRange(lack, page.Range{Start: at, End: part.Start})
 			}
 			at = part.End
@@ -234,7 +234,7 @@ func (s *State) Split(pages []page.Range, turn uint64) (there, coming, lack []pa
 			s.stale.and(i, &stale)
 			s.coming.and(i, &on)
 			if s.turn >= turn {
-				stale.bitmap().or(on.bitmap()) // not to be waited for
+				stale.bitmap().or(on.bitmap()) // the caller must not wait for these
 			}
 			on.bitmap().minus(stale.bitmap())
 			rest.bitmap().minus(stale.bitmap())
@@ -252,7 +252,7 @@ func (s *State) Split(pages []page.Range, turn uint64) (there, coming, lack []pa
 	return there, coming, lack, s.moved
 }
 
-// Fresh reports whether no page is stale or coming. Pages count that the view has no bytes of, where they were marked.
+// Fresh reports whether no page is stale or coming. It counts marked pages even if the view has no bytes of them.
 func (s *State) Fresh() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -260,13 +260,13 @@ func (s *State) Fresh() bool {
 	return !slices.ContainsFunc(s.stale, some) && !slices.ContainsFunc(s.coming, some)
 }
 
-// sectionSets is pages, section by section: nil for none, whole for all.
+// sectionSets has a set of pages for each section: nil for none, whole for all.
 type sectionSets []*pageSet
 
-// whole stands for a section of which all pages are in the set.
+// whole stands for a section with all pages in the set.
 var whole = new(pageSet)
 
-// add adds the pages part of section i, which has the pages all.
+// add adds part to section i, which has the pages all.
 func (c sectionSets) add(i int, part, all page.Range) {
 	switch {
 	case c[i] == whole:
@@ -280,7 +280,7 @@ func (c sectionSets) add(i int, part, all page.Range) {
 	}
 }
 
-// remove takes the pages part out of section i.
+// remove removes part from section i.
 func (c sectionSets) remove(i int, part, all page.Range) {
 	if part == all {
 		c[i] = nil
@@ -290,7 +290,7 @@ func (c sectionSets) remove(i int, part, all page.Range) {
 	c[i].bitmap().remove(part, all.Start)
 }
 
-// separate has section i have a set of its own, if it is whole, so that pages can be taken out.
+// separate gives section i a set of its own if it is whole, so that pages can be removed.
 func (c sectionSets) separate(i int) {
 	if c[i] == whole {
 		all := section(0)
@@ -299,7 +299,7 @@ func (c sectionSets) separate(i int) {
 	}
 }
 
-// and leaves in set what is in section i, too.
+// and removes the pages from set that are not in section i.
 func (c sectionSets) and(i int, set *pageSet) {
 	switch c[i] {
 	case whole:
@@ -310,7 +310,7 @@ func (c sectionSets) and(i int, set *pageSet) {
 	}
 }
 
-// read copies words of section i, from number at on, into to, which has zeros.
+// read copies words of section i, beginning with word at, into to, which has zeros.
 func (c sectionSets) read(i, at int, to bitmap) {
 	switch c[i] {
 	case whole:
@@ -323,7 +323,7 @@ func (c sectionSets) read(i, at int, to bitmap) {
 	}
 }
 
-// or adds pages to section i, whose words are those from number at on.
+// or adds pages to section i; their first word is word at of the section.
 func (c sectionSets) or(i, at int, pages bitmap) {
 	switch c[i] {
 	case whole:
@@ -334,7 +334,7 @@ func (c sectionSets) or(i, at int, pages bitmap) {
 	bitmap(c[i][at:]).or(pages)
 }
 
-// minus takes such pages out.
+// minus removes pages from section i; their first word is word at of the section.
 func (c sectionSets) minus(i, at int, pages bitmap) {
 	if c[i] == nil {
 		return
