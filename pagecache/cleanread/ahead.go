@@ -7,16 +7,16 @@ import (
 	"github.com/gaiafs/gaiafs/prefetch"
 )
 
-// AheadChunks is the most chunks that are read ahead by one copy, so that programs that wait are not kept for long.
+// AheadChunks is the most chunks of one read-ahead copy. It keeps waits of programs short.
 const AheadChunks = 4
 
-// fetchesMoreFrom reports whether CPU reads bring more from d than what they are for, around it and ahead of it.
-// Without engines that would take a processor that programs may need.
+// fetchesMoreFrom reports whether CPU reads from d bring additional pages, around the read and ahead of it. Without
+// engines that would take a processor that programs may need.
 func (c *Cache) fetchesMoreFrom(d *Device) bool {
 	return c.When == Always || d.Engines
 }
 
-// expect tells the predictor of a read and returns what is expected to be read next.
+// expect tells the predictor about a read, and returns the ranges that it expects to be read next.
 func (f *File) expect(rg page.Range, size int64) []page.Range {
 	f.table.mu.Lock()
 	defer f.table.mu.Unlock()
@@ -24,7 +24,7 @@ func (f *File) expect(rg page.Range, size int64) []page.Range {
 	return f.table.streams.Access(rg, prefetch.Unknown, nil)
 }
 
-// readAhead brings what is expected to be read from devices, where they are faster than the disk. Nobody waits.
+// readAhead fetches expected ranges from devices that are faster than the disk. Nobody waits for it.
 func (f *File) readAhead(ctx context.Context, ahead []page.Range, home Home) {
 	c := f.c
 	if len(ahead) > 0 {
@@ -32,7 +32,7 @@ func (f *File) readAhead(ctx context.Context, ahead []page.Range, home Home) {
 	}
 	for _, rg := range ahead {
 		if rg.Len() >= ChunkPages {
-			rg.End = (rg.End + ChunkPages - 1) &^ (ChunkPages - 1) // the rest of the last one will be next
+			rg.End = (rg.End + ChunkPages - 1) &^ (ChunkPages - 1) // the rest of the last chunk will be next
 		}
 		first, last := int64(rg.Start>>chunkShift), int64((rg.End-1)>>chunkShift)
 		for i := first; i <= last; {
@@ -50,8 +50,8 @@ func (f *File) readAhead(ctx context.Context, ahead []page.Range, home Home) {
 	}
 }
 
-// newChunks makes consecutive chunks of pages of rg, from chunk i on, that are neither there nor in the host's page
-// cache.
+// newChunks makes consecutive chunks for pages of rg, from chunk i on. It stops at one that exists or is in the host's
+// page cache.
 func (f *File) newChunks(rg page.Range, i int64, home Home) (chunks []*chunk) {
 	f.table.mu.Lock()
 	defer f.table.mu.Unlock()
@@ -70,7 +70,7 @@ func (f *File) newChunks(rg page.Range, i int64, home Home) (chunks []*chunk) {
 	return chunks
 }
 
-// fetchChunks brings chunks that follow each other from a device, or gives them up.
+// fetchChunks fetches consecutive chunks from a device, or gives them up.
 func (f *File) fetchChunks(ctx context.Context, chunks []*chunk) {
 	c := f.c
 	rg := page.Range{Start: chunks[0].pages.Start, End: chunks[len(chunks)-1].pages.End}
@@ -80,7 +80,7 @@ func (f *File) fetchChunks(ctx context.Context, chunks []*chunk) {
 			k.epoch = f.epoch(k.pages)
 			k.copy.Store(plan.Read)
 		}
-		// The epochs of the chunks are to be those of when the facts were found out.
+		// The epochs of the chunks must be those of the facts.
 		if f.epoch(rg) != plan.epoch {
 			plan.Drop()
 			plan = nil
@@ -99,8 +99,8 @@ func (f *File) fetchChunks(ctx context.Context, chunks []*chunk) {
 	}
 }
 
-// arrived fills chunks from a copy that has ended, of which somebody waits for so many bytes, or gives them up where it
-// is not known to be what home has.
+// arrived fills chunks from a copy that has ended, or gives them up if the copy is not known to match home. A reader
+// waited for asked bytes of it.
 func (f *File) arrived(plan *deviceCopy, chunks []*chunk, isHome bool, asked int64) {
 	defer plan.Finish()
 	if !isHome {
@@ -111,7 +111,7 @@ func (f *File) arrived(plan *deviceCopy, chunks []*chunk, isHome bool, asked int
 	f.ex.Count(func(c *Counters) { c.AheadBytes.Add(plan.pages.Bytes() - asked) })
 }
 
-// fillChunks fills chunks from what plan copied; nil: gives them up.
+// fillChunks fills chunks from the copy of plan. If plan is nil it gives them up.
 func fillChunks(chunks []*chunk, plan *deviceCopy) {
 	for _, k := range chunks {
 		if plan == nil {
@@ -123,7 +123,7 @@ func fillChunks(chunks []*chunk, plan *deviceCopy) {
 	}
 }
 
-// planAhead decides from which device the pages of rg are read ahead; nil: from none.
+// planAhead chooses the device for reading rg ahead, and plans the copy; nil: none.
 func (f *File) planAhead(ctx context.Context, rg page.Range) *deviceCopy {
 	facts := f.facts(ctx, rg)
 	if facts == nil {

@@ -7,31 +7,31 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// A copy from a device takes about as long for 128 KiB as for 4: what it costs is to begin and to end it. So a small
-// read that a device serves brings the chunk around it, and the next ones there find it in host memory, if there are
-// any before the chunk goes. Whether there are is learned from the chunks that went.
+// A copy of 128 KiB from a device takes about as long as a copy of 4 KiB: its cost is in the start and the end. So a
+// small read that a device serves brings the chunk around it. Later reads nearby find their bytes in host memory, if
+// they come before the chunk goes. The chunks that went tell whether such reads come.
 const (
-	// AroundPages is the most pages of a read that brings what is around it.
+	// AroundPages is the most pages of a read that brings the chunk around it.
 	AroundPages = ChunkPages / 4
-	// aroundTimes is how many times as long as the read alone a copy of the chunk may take. It has to be faster than
-	// the disk, too.
+	// aroundTimes bounds the time to copy the chunk: this many times that of the read alone. The copy must also be
+	// faster than the disk.
 	aroundTimes = 2
-	// AroundDebt is how many chunks in a row may come to nothing until no more are fetched but one for every aroundTry
-	// reads.
+	// AroundDebt is how many chunks in a row may be useless. After that, only one read in aroundTry brings a chunk.
 	AroundDebt = 256
 	aroundTry  = 64
 )
 
-// noteReads notes how often a chunk that goes was read.
+// noteReads notes how often an outgoing chunk was read.
 func (p *chunkTable) noteReads(reads int) {
-	if reads < 2 { // the first is the one that brought it
+	if reads < 2 { // the first read is the one that brought the chunk
 		p.debt = min(p.debt+1, AroundDebt)
 		return
 	}
 	p.debt = max(p.debt-reads, 0)
 }
 
-// newChunkAround makes the chunk of rg, pages of a file of size bytes; nil if it is not to be fetched, or is there.
+// newChunkAround makes the chunk of rg, in a file of size bytes. It returns nil if the chunk exists or is not worth
+// fetching.
 func (f *File) newChunkAround(rg page.Range, size int64) *chunk {
 	i := int64(rg.Start >> chunkShift)
 	p := &f.table
@@ -52,9 +52,9 @@ func (f *File) newChunkAround(rg page.Range, size int64) *chunk {
 	return k
 }
 
-// readAround reads len(p) bytes at off of a file of size bytes, together with the chunk around them, from a device. It
-// returns how many it read, all or none. fromHome says that home is to be read: the device failed or did not answer in
-// time, or it is home's turn to be tried.
+// readAround reads len(p) bytes at off of a file of size bytes from a device, together with the chunk around them. It
+// returns len(p) or 0. fromHome says that the caller must read home: the device failed or did not answer in time, or it
+// is home's turn to be tried.
 func (f *File) readAround(ctx context.Context, p []byte, off, size int64) (n int, fromHome bool) {
 	c, began := f.c, time.Now()
 	rg := page.Covering(off, int64(len(p)))
@@ -88,7 +88,7 @@ func (f *File) readAround(ctx context.Context, p []byte, off, size int64) (n int
 		f.ex.Count(func(c *Counters) { c.DeviceReads.Add(1); c.DeviceReadBytes.Add(int64(n)) })
 		k.note(off, n)
 	}
-	// The one who waits has its bytes.
+	// The waiting reader has its bytes already.
 	fill := func() { f.arrived(plan, []*chunk{k}, isHome, int64(len(p))) }
 	if failed || !c.inBackground(fill) {
 		fill()
@@ -97,7 +97,8 @@ func (f *File) readAround(ctx context.Context, p []byte, off, size int64) (n int
 	return n, failed
 }
 
-// planAround plans the copy of k, of which somebody waits for n bytes; nil: it is not worth it, or home is to be tried.
+// planAround plans the copy of k for a reader that waits for n bytes. plan is nil if it is not worth it or home is to
+// be tried.
 func (f *File) planAround(ctx context.Context, k *chunk, n int64) (plan *deviceCopy, tryHome bool) {
 	facts := f.facts(ctx, k.pages)
 	best, took := f.fastest(facts, k.pages, n)

@@ -11,26 +11,26 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
-// When says when CPU reads of pages that home has are served from devices.
+// When says when devices serve CPU reads of pages that home has.
 type When uint8
 
 const (
-	// Auto serves them from devices where that is faster.
+	// Auto serves reads from devices if that is faster.
 	Auto When = iota
-	// Always serves them from devices wherever that is possible, even what the host's page cache has. It is for tests
-	// and measurements.
+	// Always serves reads from devices if that is possible, even if the host's page cache has the pages. It is for
+	// tests and measurements.
 	Always
-	// Off serves them from home.
+	// Off serves reads from home.
 	Off
 )
 
-// words are the words for them.
+// words are the names of the values of When.
 var words = [...]string{Auto: "auto", Always: "always", Off: "off"}
 
 // Words returns the words that Named knows.
 func Words() []string { return words[:] }
 
-// Named returns what the word stands for. It panics if that is none of Words.
+// Named returns the value of When with this name. It panics if word is not in Words.
 func Named(word string) When {
 	i := slices.Index(words[:], word)
 	if i < 0 {
@@ -42,34 +42,35 @@ func Named(word string) When {
 // Options configures a Cache.
 type Options struct {
 	When When
-	// Devices are those that reads may be served from.
+	// Devices are the devices that may serve reads.
 	Devices []*Device
-	// Limit is how many bytes chunks may take.
+	// Limit is the most bytes of chunks.
 	Limit int64
-	// Charge is told by how many bytes the memory of chunks grew; Fits reports whether the host has memory to spare.
+	// Charge is called when the memory of chunks grows by n bytes; n may be negative. Fits reports whether the host has
+	// memory to spare.
 	Charge func(n int64)
 	Fits   func() bool
 }
 
-// Device is a device that reads may be served from.
+// Device is a device that may serve reads.
 type Device struct {
 	Moves *mover.Device
 	Key   *gpubackend.DigestKey
-	// Engines says that a copy takes no processor of the host.
+	// Engines says that a copy needs no processor of the host.
 	Engines bool
 	Lost    func() bool
-	// beside is what a reader does besides waiting for the device: he compares, and copies once more.
+	// beside is the cost of the reader's own work besides waiting for the device: it compares, and copies once more.
 	beside *mover.Place
 }
 
 const (
-	// A copy from a device is waited for patienceTimes as long as it was thought to take, but not shorter or longer
-	// than this.
+	// A reader waits for a copy from a device for patienceTimes its expected time, but no shorter and no longer than
+	// these bounds.
 	leastPatience = 20 * time.Millisecond
 	mostPatience  = 250 * time.Millisecond
 	patienceTimes = 8
 
-	// What is thought of Device.beside before anything is measured.
+	// These are assumed for Device.beside until something is measured.
 	besideLatency   = time.Microsecond
 	besideBandwidth = 10e9
 )
@@ -77,22 +78,22 @@ const (
 // Cache serves the CPU reads of one mount. Its methods may be called from any goroutine.
 type Cache struct {
 	Options
-	// Patience is the least time that a copy is waited for, Age how long a chunk that nobody reads stays at least.
-	// Tests change them before they read.
+	// Patience is the least time that a reader waits for a copy. Age is the least time that an unread chunk stays.
+	// Tests change both before they read.
 	Patience, Age time.Duration
 
-	disk *mover.Place // that homes are read from
-	// trials are of small and large reads, around of those that bring a chunk.
+	disk *mover.Place // the place that homes are read from
+	// trials are those of small and large reads, around those of reads that bring a chunk.
 	trials, around cost.Trials
-	// fetchesMore says that there are devices from which fetchesMoreFrom.
+	// fetchesMore says that fetchesMoreFrom is true for some device.
 	fetchesMore bool
-	store       *chunkStore // nil where nothing is served from devices
+	store       *chunkStore // nil if devices serve no reads
 	bytes       atomic.Int64
 	memory      chunkMemory
 
 	mu     sync.Mutex
 	closed bool           // protected by mu
-	calls  sync.WaitGroup // what waits for copies in the background
+	calls  sync.WaitGroup // goroutines in the background
 }
 
 // New makes a Cache.
@@ -112,21 +113,21 @@ func New(o Options) (c *Cache, err error) {
 	return c, err
 }
 
-// Disk is what is known of reads of home.
+// Disk returns the known cost of reads of home.
 func (c *Cache) Disk() *mover.Place { return c.disk }
 
-// Bytes returns how many bytes chunks take.
+// Bytes returns the bytes of chunks.
 func (c *Cache) Bytes() int64 { return c.bytes.Load() }
 
-// LongestPatience is how long a copy from a device is waited for at most.
+// LongestPatience returns the longest time that a reader waits for a copy from a device.
 func (c *Cache) LongestPatience() time.Duration { return c.patience(mostPatience) }
 
-// patience is how long a copy is waited for that was thought to take so long.
+// patience returns how long a reader waits for a copy with this expected time.
 func (c *Cache) patience(thought time.Duration) time.Duration {
 	return max(min(patienceTimes*thought, mostPatience), c.Patience)
 }
 
-// inBackground calls do in a goroutine that Wait waits for. It reports false after Stop.
+// inBackground calls do in a goroutine that Wait waits for. It returns false after Stop.
 func (c *Cache) inBackground(do func()) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -141,17 +142,17 @@ func (c *Cache) inBackground(do func()) bool {
 	return true
 }
 
-// Stop has nothing begin in the background any more.
+// Stop lets no more background work begin.
 func (c *Cache) Stop() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.closed = true
 }
 
-// Wait waits for what goes on in the background, which are copies from devices and reads of home.
+// Wait waits for the background work: copies from devices and reads of home.
 func (c *Cache) Wait() { c.calls.Wait() }
 
-// Close gives the memory of chunks back. Reads that come later are served, and nothing is kept.
+// Close frees the memory of chunks. Later reads are served, but nothing is kept for them.
 func (c *Cache) Close() {
 	c.store.close()
 	c.memory.free()

@@ -7,7 +7,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// probeBytes is the most that is read only to measure.
+// probeBytes is the most bytes that are read only to measure.
 const probeBytes = ChunkSize
 
 // option is a way to serve a read: from home alone, or pages from a device and the rest from home.
@@ -16,8 +16,8 @@ type option struct {
 	pages page.Range
 }
 
-// choose decides where n bytes at off come from; nil: from home alone. What home gives besides a device is one piece,
-// so a device is only asked for the beginning or the end.
+// choose decides where n bytes at off come from; nil: from home alone. Home's part is one piece, so a device gives only
+// the beginning or the end.
 func (f *File) choose(facts *Facts, off, n int64) (plan *deviceCopy) {
 	if facts == nil || off+n > facts.size {
 		return nil
@@ -38,7 +38,7 @@ func (f *File) choose(facts *Facts, off, n int64) (plan *deviceCopy) {
 	return plan
 }
 
-// most returns the device that has most of a read, from its beginning or else to its end.
+// most returns the device that has most of a read, from the beginning of it, or else up to its end.
 func (f *File) most(facts *Facts, rg page.Range) (best option) {
 	for i := range facts.haves {
 		x := &facts.haves[i]
@@ -56,7 +56,7 @@ func (f *File) most(facts *Facts, rg page.Range) (best option) {
 	return best
 }
 
-// cheapest returns the option that is thought to take least time, or is due for a trial.
+// cheapest returns the option that is expected to be fastest, or one that is due for a trial.
 func (f *File) cheapest(facts *Facts, off, n int64) option {
 	rg, disk := page.Covering(off, n), f.c.disk.Now()
 	options, times := []option{{}}, []time.Duration{disk.Time(n)}
@@ -70,14 +70,14 @@ func (f *File) cheapest(facts *Facts, off, n int64) option {
 		switch {
 		case first.Start == rg.Start:
 			most := min(first.End.Offset(), off+n) - off
-			give, t := most, s.Time(most)+disk.Time(n-most) // where the reader copies himself, one after the other
+			give, t := most, s.Time(most)+disk.Time(n-most) // without engines: the reader copies, one by one
 			if x.Device.Engines {
 				give, t = cost.Split(&s, &disk, n, most, page.Size)
 			}
 			if give > 0 && give < most {
 				give = (off+give)&^(page.Size-1) - off // whole pages
 			}
-			if give <= 0 { // it is slower, and may be due for a trial
+			if give <= 0 { // the device is slower, and may be due for a trial
 				give, t = most, max(s.Time(most), disk.Time(n-most))
 			}
 			options = append(options, option{x, page.Covering(off, give)})
@@ -94,15 +94,15 @@ func (f *File) cheapest(facts *Facts, off, n int64) option {
 	return options[f.c.trials.Pick(n, times)]
 }
 
-// homesTurn reports whether home is to be tried instead of a device from which n bytes are thought to take so long.
+// homesTurn reports whether home should be tried instead of a device that is expected to take so long for n bytes.
 func (f *File) homesTurn(n int64, took time.Duration) bool {
 	disk := f.c.disk.Now()
 	return f.c.When == Auto && f.c.around.Pick(n, []time.Duration{disk.Time(n), took}) == 0
 }
 
-// fastest returns the device from which all pages of rg, of which somebody waits for n bytes, are thought to be there
-// first, and how long that takes; nil if none is faster than the disk is with the n bytes, or it would take much longer
-// than they alone.
+// fastest returns the device that is expected to give all pages of rg first, and the expected time. A reader waits for
+// n of the bytes. It returns nil if no device is faster than the disk with the n bytes, or if each would take much
+// longer for rg than for the n bytes.
 func (f *File) fastest(facts *Facts, rg page.Range, n int64) (best *Have, took time.Duration) {
 	if facts == nil || rg.End > page.Count(facts.size) {
 		return nil, 0
@@ -123,7 +123,7 @@ func (f *File) fastest(facts *Facts, rg page.Range, n int64) (best *Have, took t
 	return best, took
 }
 
-// probe measures what was not chosen, if that is due, without anybody waiting for it.
+// probe measures the places that were not chosen, if that is due. Nobody waits for it.
 func (f *File) probe(facts *Facts, rg page.Range, chosen *Have) {
 	c := f.c
 	if c.When != Auto {
@@ -158,7 +158,7 @@ func (f *File) probe(facts *Facts, rg page.Range, chosen *Have) {
 	}
 }
 
-// probeHome reads what a device is about to give from home too.
+// probeHome also reads from home what a device is about to give.
 func (f *File) probeHome(rg page.Range) {
 	c := f.c
 	rg.End = min(rg.End, rg.Start+probeBytes>>page.Shift)

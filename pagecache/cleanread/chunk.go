@@ -11,46 +11,45 @@ import (
 	"github.com/gaiafs/gaiafs/prefetch"
 )
 
-// What devices gave besides what programs on the CPU asked for waits for its use in chunks of host memory. They are
-// copies of pages that home has, nobody else's only copies, so any of them may go at any time. A chunk can be used for
-// as long as the epoch of its pages is the one from when they were known to be home's: whatever changes home's pages
-// changes the epoch first, as far as any later read can tell, because a read asks for a snapshot, or the executor,
-// before it looks at a chunk.
+// Pages that devices gave in addition to what CPU programs asked for wait in chunks of host memory. They are copies of
+// pages that home has, never the only copies, so any chunk may go at any time. A chunk may be used while the epoch of
+// its pages is the one at which they were known to match home. Every change of home's pages first changes the epoch, as
+// far as any later read can tell, because a read asks for a snapshot, or the executor, before it looks at a chunk.
 //
-// Each File has a table of its chunks: what is in it can be used. Which chunks are worth their memory, ristretto says
-// by how often they were expected and read; what it throws out leaves the table. So does what waited for long while
-// others needed the room. A chunk that was read ahead goes as soon as programs have read all of it, for then the kernel
-// has the pages.
+// Each File has a table of its chunks, and those in it may be used. ristretto decides which chunks are worth their
+// memory, by how often they were expected and read; chunks that it evicts leave the table. So do chunks that waited for
+// long while others needed the room. A chunk that was read ahead goes as soon as programs have read all of it, because
+// then the kernel has the pages.
 const (
 	chunkShift = 5
-	// ChunkPages is the pages of a chunk, 128 KiB: those of one read request.
+	// ChunkPages is the number of pages of a chunk, 128 KiB: those of one read request.
 	ChunkPages = 1 << chunkShift
 	ChunkSize  = ChunkPages * page.Size
 	// chunkPatience is how long a read waits for a chunk.
 	chunkPatience = 100 * time.Millisecond
 )
 
-// chunk is some pages of a file, here or on their way.
+// chunk is a set of adjacent pages of a file, in host memory or on their way there.
 type chunk struct {
 	f     *File
-	index int64 // of the first page, in chunks
+	index int64 // of the first page, in units of chunks
 	key   uint64
 	epoch uint64
-	// pages are those that it has.
+	// pages are the pages of the chunk.
 	pages page.Range
-	// around says that they came with others of them that were read.
+	// around says that the chunk came along with a read of some of its pages.
 	around bool
 
-	// ready is closed when buf has the pages. It stays nil if they could not be had.
+	// ready is closed when buf has the pages. buf stays nil if they could not be fetched.
 	ready chan struct{}
 	buf   *chunkBytes
-	// touched is when the chunk came or was read last, by time.Now().UnixNano. It is set before ready is closed.
+	// touched is when the chunk came or was last read, as time.Now().UnixNano. It is set before ready is closed.
 	touched atomic.Int64
-	// enlisted is what touched was when the chunk got its place in the order; protected by chunkStore.orderMu.
+	// enlisted is touched at the time when the chunk got its place in the order; protected by chunkStore.orderMu.
 	enlisted int64
-	// copy is what brings them; nil before it is planned.
+	// copy is the copy that brings the pages; nil before it is planned.
 	copy atomic.Pointer[mover.Read]
-	// users are the table, whoever fills buf, and those who copy from it.
+	// users counts the table, the goroutine that fills buf, and the readers that copy from it.
 	users atomic.Int32
 	reads int    // protected by chunkTable.mu
 	read  uint32 // the pages of the chunk that were read, a bit each; protected by chunkTable.mu
@@ -63,7 +62,7 @@ func (k *chunk) done() {
 	k.f.c.countChunks(-1)
 	if k.buf != nil {
 		k.f.c.memory.give(k.buf)
-		k.buf = nil // the order may still have k
+		k.buf = nil // the order may still list k
 	}
 }
 
@@ -73,7 +72,7 @@ func (c *Cache) countChunks(n int64) {
 	c.Charge(n * ChunkSize)
 }
 
-// fullOfChunks reports whether there is no room for more.
+// fullOfChunks reports whether there is no room for more chunks.
 func (c *Cache) fullOfChunks() bool { return c.bytes.Load() > c.Limit || !c.Fits() }
 
 // bitsOf returns the bits of the pages of rg, which are in the chunk.
@@ -81,19 +80,19 @@ func (k *chunk) bitsOf(rg page.Range) uint32 {
 	return uint32((uint64(1)<<rg.Len() - 1) << (rg.Start & (ChunkPages - 1)))
 }
 
-// chunkTable are the chunks of a file, and what is known of how it is read.
+// chunkTable has the chunks of a file, and what is known of how programs read it.
 type chunkTable struct {
 	mu      sync.Mutex
 	chunks  map[int64]*chunk  // protected by mu
 	streams *prefetch.Streams // protected by mu
-	end     page.Index        // protected by mu; what streams knows of the size
+	end     page.Index        // protected by mu; the size that streams knows
 	closed  bool              // protected by mu; set when the File is detached
-	// debt is how many chunks that came with others' pages were not read again, less the reads of those that were.
-	// skipped counts the reads for which none was fetched on its account. Protected by mu.
+	// debt counts the chunks that came with a read and were not read again, less the reads of those that were. skipped
+	// counts the reads that fetched no chunk because of it. Protected by mu.
 	debt, skipped int
 }
 
-// prepareLocked is called before the first chunk of a file of so many bytes is made, and at any time later.
+// prepareLocked must be called before the first chunk is made of a file of so many bytes. It may be called again.
 func (p *chunkTable) prepareLocked(size int64) {
 	if p.streams == nil {
 		p.streams = prefetch.NewStreams(prefetch.CPUStreams)
@@ -105,7 +104,7 @@ func (p *chunkTable) prepareLocked(size int64) {
 	}
 }
 
-// addChunkLocked makes chunk i of pages, of which the table has none, with two users.
+// addChunkLocked makes chunk i, of pages, with two users. The table has no chunk i.
 func (f *File) addChunkLocked(i int64, pages page.Range) *chunk {
 	k := &chunk{f: f, index: i, key: f.serial<<32 ^ uint64(i), pages: pages, ready: make(chan struct{})}
 	k.users.Store(2)
@@ -114,7 +113,7 @@ func (f *File) addChunkLocked(i int64, pages page.Range) *chunk {
 	return k
 }
 
-// dropChunk takes k out of the table, if it is there, and out of the store.
+// dropChunk takes k out of the table, if it is there, and then out of the store if stored.
 func (f *File) dropChunk(k *chunk, stored bool) {
 	f.table.mu.Lock()
 	there := f.table.chunks[k.index] == k
@@ -132,7 +131,7 @@ func (f *File) dropChunk(k *chunk, stored bool) {
 	k.done()
 }
 
-// chunkLeavesLocked notes what a chunk was good for that goes.
+// chunkLeavesLocked notes how useful an outgoing chunk was.
 func (f *File) chunkLeavesLocked(k *chunk) {
 	unread := k.bitsOf(k.pages) &^ k.read
 	f.ex.Count(func(c *Counters) { c.AheadUnusedBytes.Add(page.Index(bits.OnesCount32(unread)).Offset()) })
@@ -163,7 +162,7 @@ func (f *File) dropChunks() {
 	f.c.store.forget(f)
 }
 
-// forgetChunk takes a chunk that was not filled out of the table. That is nobody's misprediction.
+// forgetChunk takes a chunk that was not filled out of the table. It does not count as a misprediction.
 func (f *File) forgetChunk(k *chunk) {
 	f.table.mu.Lock()
 	there := f.table.chunks[k.index] == k
@@ -183,7 +182,7 @@ func (f *File) hasChunk(k *chunk) bool {
 	return f.table.chunks[k.index] == k
 }
 
-// takeChunk returns the chunk of page i with one more user, nil if there is none.
+// takeChunk returns the chunk of page i with one more user, or nil.
 func (f *File) takeChunk(i page.Index) *chunk {
 	f.table.mu.Lock()
 	defer f.table.mu.Unlock()
@@ -194,8 +193,8 @@ func (f *File) takeChunk(i page.Index) *chunk {
 	return k
 }
 
-// readClean copies what chunks have of len(p) bytes at off, from the first byte on, and returns how much that is. It
-// waits for what is on its way; late says that it did not come in time.
+// readClean copies the bytes at off that chunks have, from the first byte on, and returns how many. It waits for chunks
+// that are on their way; late says that one did not come in time.
 func (f *File) readClean(p []byte, off int64) (n int, late bool) {
 	for n < len(p) && !late {
 		at := off + int64(n)
@@ -219,7 +218,8 @@ func (f *File) readClean(p []byte, off int64) (n int, late bool) {
 	return n, late
 }
 
-// wait returns once k is ready. If that takes too long it returns false, and nobody else is kept waiting.
+// wait waits until k is ready. If that takes too long it drops k, so that no other read waits for it, and returns
+// false.
 func (k *chunk) wait() bool {
 	select {
 	case <-k.ready:
@@ -246,7 +246,7 @@ func (k *chunk) wait() bool {
 	return false
 }
 
-// fill gives k the bytes of its pages, and lets go of it. With nil, or where there is no memory, it is given up.
+// fill gives k the bytes of its pages and drops a user. If bytes is nil or there is no memory, k is given up.
 func (k *chunk) fill(bytes []byte) {
 	f := k.f
 	defer k.done()
@@ -254,7 +254,7 @@ func (k *chunk) fill(bytes []byte) {
 		k.buf = f.c.memory.take()
 	}
 	if k.buf == nil {
-		f.forgetChunk(k) // before those who wait drop it
+		f.forgetChunk(k) // before its readers drop it
 		close(k.ready)
 		return
 	}
@@ -266,7 +266,7 @@ func (k *chunk) fill(bytes []byte) {
 	}
 }
 
-// copyTo copies the bytes at off that k has to p.
+// copyTo copies the chunk's bytes at off to p.
 func (k *chunk) copyTo(p []byte, off int64) (n int) {
 	f := k.f
 	if k.buf == nil || f.epoch(k.pages) != k.epoch {
@@ -287,7 +287,7 @@ func (k *chunk) copyTo(p []byte, off int64) (n int) {
 	return n
 }
 
-// note counts a read of n bytes at off and reports whether all of the chunk was read.
+// note counts a read of n bytes at off, and reports whether all of the chunk was read by now.
 func (k *chunk) note(off int64, n int) (all bool) {
 	k.f.table.mu.Lock()
 	defer k.f.table.mu.Unlock()

@@ -8,17 +8,17 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
-// deviceCopy is a copy of pages from a device for the host. It holds the extents, so that nobody else gets their memory
-// before it has ended, however long that takes, and whatever has become of the File.
+// deviceCopy is a copy of pages from a device to the host. It holds the extents, so their memory is not reused until
+// the copy has ended, however long that takes, and even if the File is gone.
 type deviceCopy struct {
 	*mover.Read
 	device *Device
-	pages  page.Range // of the file
-	// epoch is that of pages when it was known that they are home's.
+	pages  page.Range // pages of the file
+	// epoch is the epoch of pages at which they were known to match home.
 	epoch uint64
-	// compare are those of pages that programs may have stored into, with the digests of home's.
+	// compare lists the pages that programs may have stored into, with the digests of home's bytes.
 	compare []comparison
-	// thought is how long an urgent one was thought to take.
+	// thought is the expected time of an urgent copy.
 	thought time.Duration
 }
 
@@ -27,8 +27,8 @@ type comparison struct {
 	agreed []gpubackend.Digest
 }
 
-// plan makes a copy of pages that h has, of those that facts are about. It returns nil where the facts do not hold any
-// more.
+// plan makes a copy of pages that h has, which are among those of facts. It returns nil if the facts are no longer
+// valid.
 func (f *File) plan(facts *Facts, h *Have, pages page.Range) *deviceCopy {
 	var parts []mover.Part
 	var held []Extent
@@ -50,8 +50,8 @@ func (f *File) plan(facts *Facts, h *Have, pages page.Range) *deviceCopy {
 		})
 	}
 	p := &deviceCopy{device: h.Device, pages: pages, epoch: f.epoch(pages)}
-	// The extents are held first: whoever takes memory away, or changes what is in it, advances the epoch before he
-	// looks who holds it.
+	// The extents are held first. A goroutine that takes memory away, or changes its content, advances the epoch before
+	// it checks who holds the memory.
 	if int64(there) != pages.Len() || f.epoch(facts.pages) != facts.epoch {
 		letGo()
 		return nil
@@ -68,18 +68,18 @@ func (f *File) plan(facts *Facts, h *Have, pages page.Range) *deviceCopy {
 	return p
 }
 
-// beUrgent says that whoever asks for p waits for it. Where the device has no engines he copies himself: his processor
-// copies as well as another one would.
+// beUrgent says that a reader waits for p. If the device has no engines, the reader copies the bytes: its processor is
+// as good as another one.
 func (p *deviceCopy) beUrgent(thought time.Duration) {
 	p.thought = thought
 	p.Urgent(!p.device.Engines)
 }
 
-// wait waits for p, an urgent copy, but not for long; if it returns false, somebody else cleans up after p. Otherwise
-// the caller calls Finish.
+// wait waits a bounded time for p, an urgent copy. If it returns false, the end of the copy cleans up. Otherwise the
+// caller calls Finish.
 func (c *Cache) wait(p *deviceCopy) (done bool) { return p.Wait(c.patience(p.thought)) }
 
-// verify returns the pages of p, copied, that are not known to be what home has.
+// verify returns the pages of p, copied, that are not known to match home.
 func (f *File) verify(p *deviceCopy) (doubtful page.Range) {
 	sums := make([]gpubackend.Digest, 0, 32)
 	compared := int64(0)
@@ -108,5 +108,5 @@ func (f *File) verify(p *deviceCopy) (doubtful page.Range) {
 	return doubtful
 }
 
-// isHome reports whether a copy that has ended is known to be what home has.
+// isHome reports whether a copy that has ended is known to match home.
 func (f *File) isHome(p *deviceCopy) bool { return p.Err() == nil && f.verify(p).Empty() }

@@ -2,8 +2,7 @@ package cleanread
 
 import "sync/atomic"
 
-// Counters count CPU reads of pages that home has, in files that devices hold something of, by where they were served
-// from.
+// Counters count CPU reads of pages that home has, in files that are on devices, by the place that served them.
 type Counters struct {
 	HostReads, HostReadBytes     atomic.Int64
 	CleanReads, CleanReadBytes   atomic.Int64

@@ -1,43 +1,44 @@
-// Package cleanread serves reads of programs on the CPU, of pages that home has, from wherever they are there soonest:
-// the host's page cache, what was read ahead from devices, a device that has them as home has, or the disk. It owns the
-// clean cache, read-ahead from devices, and the choice of the device.
+// Package cleanread serves CPU reads of pages that home has, from the place that is fastest: the host's page cache,
+// pages read ahead from devices, a device whose copy matches home, or the disk. It owns the clean cache, read-ahead
+// from devices, and the choice of the device.
 //
 // # Model
 //
-// A Cache belongs to a mount, a File to a file that devices hold something of. The Executor of coherence, package
-// pagecache, says what devices have of a file (Facts) and when something changes (File.Changed). It brings home what is
-// pending before it asks for a read to be served: this package never sees a page that home lacks.
+// A Cache belongs to a mount, a File to a file that is on devices. The Executor of coherence, package pagecache, says
+// what devices have of a file (Facts) and when something changes (File.Changed). It brings pending pages home before it
+// asks for a read to be served: this package never sees a page that home lacks.
 //
-// A read gets what home had at some moment between its begin and its end, as one of home itself does; what follows from
-// that for the kernel's pages is the same for both. What a device gave is home's because
+// A read gets bytes that home had at some moment between the read's begin and end. A read of home itself guarantees no
+// more, so the consequences for the kernel's pages are the same. Bytes from a device are home's bytes because
 //
-//   - no program can have stored into the pages, and nothing changed of them until they were copied: the epochs of
-//     their regions are those of when that was found out; or
-//   - the digests of the copied bytes are those that the device agreed on with home when the read began. Such pages are
+//   - no program can have stored into the pages, and nothing about them changed until they were copied: the epochs of
+//     their regions are the same as when the Facts were made; or
+//   - the copied bytes have the digests that the device agreed on with home when the read began. Such pages are
 //     tracked.
 //
-// So a page that a program stores into is served from the device up to its first store, and again once it was released
+// So the device serves a page that a program stores into up to the first store, and again after the page was released
 // and collected.
 //
-// Nobody waits for a device for longer than a bound (Cache.patience), and then reads home. The copy that was given up
-// keeps its buffer and its extents until it ends; meanwhile no read goes to that device.
+// A reader waits for a device for a bounded time (Cache.patience), and then reads home. The abandoned copy keeps its
+// buffer and its extents until it ends. Until then no read goes to that device.
 //
 // # The choice
 //
-// A read is asked of whoever is thought to give it first, by what reads of its size took there lately, under as much
-// load (package cost). What the reader does besides is part of the price of a device. A small part of the time goes for
-// trials of the others; what nobody asks at all is measured in the background. The same holds for reads that bring what
-// is around them. BenchmarkChoice compares with the disk and with the device alone.
+// A read goes to the place that is expected to be fastest, by what reads of its size took there lately under the same
+// load (package cost). The price of a device includes the reader's own work. A small part of the time is spent on
+// trials of the other places. Places that get no reads at all are measured in the background. The same holds for reads
+// that bring the chunk around them. BenchmarkChoice compares the choice with the disk alone and with the device alone.
 //
 // # Epochs
 //
-// A region is 2 MiB of a file. Its epoch is a number that only grows; it does so before anybody can see that something
-// of the region is not as it was: before home changes and after, before a release tells the kernel to drop pages,
-// before a device's bytes change, and before a program is given memory for writing.
+// A region is 2 MiB of a file. Its epoch is a number that only grows. It grows before anybody can see a change in the
+// region: before home changes and after, before a release tells the kernel to drop pages, before a device's bytes
+// change, and before a program is given memory for writing.
 //
-// Memory that is taken away while somebody holds it stays until he lets go of it. Memory whose bytes move, or that is
-// to be used for something else while it is held, needs more: who does that advances the epoch first and then looks who
-// holds it; who reads holds it first and then looks at the epoch (File.plan). So one of the two notices the other.
+// Memory that is taken away while a reader holds it stays until the reader lets go of it. Memory that is moved, or
+// reused while a reader holds it, needs more care. The goroutine that moves or reuses it first advances the epoch and
+// then checks who holds the memory. The reader first holds the memory and then checks the epoch (File.plan). So one of
+// the two notices the other.
 //
 // # States
 //
@@ -47,32 +48,32 @@
 //	asked     ──another read, at the same epoch──▶ published     who has what; reads take no lock
 //	asked, published ──Changed, Close──▶ nothing
 //
-// A copy from a device, of which package mover has the states of the call:
+// A copy from a device; package mover has the states of the call:
 //
 //	facts ──plan──▶ held ──Start──▶ under way ──▶ copied ──verify──▶ home's, or doubtful
 //	  │               │                 │
-//	  └─the epoch is  └─Start, after    └─Wait gives up: the read goes to home, and who ends the
-//	    another one     Stop: home        copy lets go of the memory
+//	  └─the epoch has └─Start, after    └─Wait gives up: the read goes to home, and the end of
+//	    changed         Stop: home        the copy lets go of the memory
 //
 // A chunk, 128 KiB in the clean cache:
 //
 //	expected ──a copy was planned──▶ on its way ──fill──▶ ready ──▶ gone
 //	    │                                │                 │
-//	    └─no device is faster: gone      └─not home's,     └─all of it was read, its epoch is another one, nobody
-//	                                       or late: gone     read it for long, or others are worth more
+//	    └─no device is faster: gone      └─not home's,     └─all of it was read, its epoch has changed, nobody
+//	                                       or late: gone     read it for long, or other chunks are worth more
 //
-// A chunk's memory goes back when it has left its table and the last one who copies from it is done.
+// A chunk's memory is freed when the chunk has left its table and the last reader that copies from it is done.
 //
 // # Locks
 //
-// The executor's lock comes first. Haves, NothingPending, Changed, Publish, Facts and Close are called with it held;
-// the others take it through the Executor, and hold none of the following then. None is held while a device, home or
-// the Executor is called, but for Executor.Count.
+// The executor's lock comes first. Haves, NothingPending, Changed, Publish, Facts and Close are called with it held.
+// The other methods take it through the Executor, while they hold none of the locks below. None of these is held during
+// a call of a device, of home or of the Executor, except for Executor.Count.
 //
-//	Cache.mu             what begins in the background against Stop
+//	Cache.mu             the start of background work, against Stop
 //	chunkStore.mu        read-locked while chunks are kept or dropped; locked to end that
 //	  chunkStore.orderMu their age
-//	    chunkTable.mu    the chunks of one file; home is asked under it what the host's page cache has
+//	    chunkTable.mu    the chunks of one file; held while home is asked what the host's page cache has
 //	      chunkMemory.mu memory for chunks
 //
 // # What it does not do

@@ -7,36 +7,35 @@ import (
 )
 
 const (
-	// regionShift is the binary logarithm of the pages of a region, 2 MiB.
+	// regionShift is the binary logarithm of the number of pages of a region, 2 MiB.
 	regionShift = 9
-	// Of a file, groups times groupRegions regions have an epoch of their own: 8 GiB of it. Regions that lie so far
-	// apart share one.
+	// groups times groupRegions regions of a file have an epoch of their own: 8 GiB. Regions that lie this far apart
+	// share one.
 	groups       = 128
 	groupRegions = 32
 )
 
 // region is what is known of 2 MiB of a file.
 type region struct {
-	// epoch counts changes. torn is one more than the epoch at which a page was found that a program had stored into
-	// and not released.
+	// epoch counts changes. torn is one more than the epoch at which a page was found with unreleased stores.
 	epoch, torn atomic.Uint64
 	snapshot    atomic.Pointer[snapshot]
-	asked       uint64 // the epoch at which a read last found no snapshot, and one; protected by the executor's lock
+	asked       uint64 // the epoch plus 1 of the last read without a snapshot; protected by the executor's lock
 }
 
-// regions are those of a file. A group is made when there is something to say of it. The zero value has none.
+// regions has the regions of a file. Groups are made on demand. The zero value has none.
 type regions struct {
-	// all counts changes of so many pages that it would take long to count them in each region.
+	// all counts changes of so many pages that counting them in each region would take long.
 	all    atomic.Uint64
 	groups [groups]atomic.Pointer[[groupRegions]region]
 }
 
-// regionsOf returns the regions of the pages of rg, which has some.
+// regionsOf returns the first and last region of rg, which is not empty.
 func regionsOf(rg page.Range) (first, last page.Index) {
 	return rg.Start >> regionShift, (rg.End - 1) >> regionShift
 }
 
-// find returns a region; nil if nothing is known of it.
+// find returns region r, or nil if nothing is known of it.
 func (x *regions) find(r page.Index) *region {
 	g := x.groups[r/groupRegions%groups].Load()
 	if g == nil {
@@ -45,7 +44,7 @@ func (x *regions) find(r page.Index) *region {
 	return &g[r%groupRegions]
 }
 
-// need returns a region.
+// need returns region r, and makes it if necessary.
 func (x *regions) need(r page.Index) *region {
 	at := &x.groups[r/groupRegions%groups]
 	if at.Load() == nil {
@@ -54,7 +53,7 @@ func (x *regions) need(r page.Index) *region {
 	return &at.Load()[r%groupRegions]
 }
 
-// epoch is the same number as before if nothing changed of region r.
+// epoch returns the epoch of region r. It stays the same as long as nothing in the region changes.
 func (x *regions) epoch(r page.Index) uint64 {
 	all := x.all.Load()
 	if at := x.find(r); at != nil {
@@ -63,9 +62,9 @@ func (x *regions) epoch(r page.Index) uint64 {
 	return all
 }
 
-// Changed notes that something of the pages of rg changes: what was found out about them, or read of them, is no longer
-// known to be so. It is called with the executor's lock held: before home changes and after, and before a device's
-// bytes do, or their memory.
+// Changed notes that the pages of rg change: facts about them, and bytes read from them, are no longer known to be
+// valid. The caller holds the executor's lock. It calls Changed before home changes and after, and before a device's
+// bytes or their memory change.
 func (f *File) Changed(rg page.Range) {
 	if rg.Empty() {
 		return
@@ -80,7 +79,7 @@ func (f *File) Changed(rg page.Range) {
 	}
 }
 
-// epoch is the same number as before if nothing changed of the pages of rg.
+// epoch returns the sum of the epochs of rg's regions. It stays the same as long as nothing in them changes.
 func (f *File) epoch(rg page.Range) (sum uint64) {
 	if rg.Empty() {
 		return 0
@@ -92,10 +91,10 @@ func (f *File) epoch(rg page.Range) (sum uint64) {
 	return sum
 }
 
-// Pages that a program stored into and did not release are copied in vain every time. So where one was found, its
-// region's tracked pages are left alone until something changes.
+// Copies of pages with unreleased stores fail every time. So once such a page was found, the tracked pages of its
+// region are left alone until something changes.
 
-// Torn reports whether such a page was found in the regions of rg.
+// Torn reports whether a page with unreleased stores was found in the regions of rg.
 func (f *File) Torn(rg page.Range) bool {
 	for r, last := regionsOf(rg); r <= last; r++ {
 		if at := f.regions.find(r); at != nil && at.torn.Load() == f.regions.epoch(r)+1 {
@@ -105,7 +104,8 @@ func (f *File) Torn(rg page.Range) bool {
 	return false
 }
 
-// setTorn remembers it; unless nothing changed meanwhile, it says nothing about what is now.
+// setTorn notes that such a page was found in rg. now says that nothing has changed since the copy; otherwise setTorn
+// does nothing.
 func (f *File) setTorn(rg page.Range, now bool) {
 	for r, last := regionsOf(rg); now && r <= last; r++ {
 		f.regions.need(r).torn.Store(f.regions.epoch(r) + 1)

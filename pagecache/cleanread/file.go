@@ -8,36 +8,36 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// Executor is who carries out coherence for one file.
+// Executor carries out coherence for one file.
 type Executor interface {
-	// Facts returns what devices have of pages, as File.Facts makes it; nil where none may serve them. It takes the
-	// executor's lock, which ctx may end.
+	// Facts returns what devices have of pages, made by File.Facts; nil if none may serve them. It takes the executor's
+	// lock; ctx bounds the wait for it.
 	Facts(ctx context.Context, rg page.Range) *Facts
-	// NothingPending reports whether nothing of pages is pending. It is called with the executor's lock held, from
-	// Publish. entering says that the kernel may hold all of them from now on.
+	// NothingPending reports whether nothing of pages is pending. Publish calls it with the executor's lock held.
+	// entering says that the kernel may hold all the pages from now on.
 	NothingPending(pages page.Range, entering bool) bool
-	// Haves returns what devices have of pages. It is called with the executor's lock held, from Publish, and leaves
-	// out the digests.
+	// Haves returns what devices have of pages, without the digests. Publish calls it with the executor's lock held.
 	Haves(pages page.Range) []Have
-	// BorrowHome returns what reads home beside all requests, to measure that. Home stays open until giveBack is
-	// called, whatever happens to the file. It takes the executor's lock. Both are nil where the file is given up.
+	// BorrowHome returns a function that reads home outside of all requests, to measure reads. Home stays open until
+	// giveBack is called, whatever happens to the file. BorrowHome takes the executor's lock. It returns nil, nil if
+	// the file is given up.
 	BorrowHome() (readAt func(p []byte, off int64) (int, error), giveBack func())
-	// Count has fn count something.
+	// Count calls fn to count something.
 	Count(fn func(c *Counters))
 }
 
-// Home is home as a request reads it: through the descriptor of its own open, so that the host reads ahead for each
-// open by itself. Its methods may be called from any goroutine.
+// Home is home as one request reads it: through the descriptor of its own open, so that the host reads ahead for each
+// open separately. Its methods may be called from any goroutine.
 type Home interface {
 	// ReadAt reads up to len(p) bytes at off. It returns fewer only at end of file, with a nil error.
 	ReadAt(p []byte, off int64) (int, error)
-	// ReadCached is ReadAt if the host's page cache has all of it; otherwise it returns fewer bytes. Neither it nor
-	// Cached should make the host read.
+	// ReadCached is ReadAt if the host's page cache has all the bytes; otherwise it returns fewer bytes. Neither
+	// ReadCached nor Cached should make the host read.
 	ReadCached(p []byte, off int64) (int, error)
-	// Cached reports whether the host's page cache has all of n bytes at off, which are bytes of the file. Where
-	// that cannot be known it reports false.
+	// Cached reports whether the host's page cache has all of the n bytes at off, which are inside the file. It returns
+	// false if it cannot tell.
 	Cached(off, n int64) bool
-	// Look counts the changes of home that did not come through the mount.
+	// Look returns the number of changes of home that did not come through the mount.
 	Look() (changes uint64, err error)
 }
 
@@ -45,24 +45,24 @@ type Home interface {
 type Extent interface {
 	Pages() page.Range
 	Memory() gpubackend.Memory
-	// TryHold keeps the memory until LetGo, unless nobody uses it any more. It needs no lock.
+	// TryHold keeps the memory until LetGo, unless it has no user any more. It needs no lock.
 	TryHold() bool
 	LetGo()
 }
 
-// Have is the pages of a range that a device has as home has them.
+// Have lists the pages of a range for which a device has home's bytes.
 type Have struct {
 	Device *Device
-	// Pages are all, Tracked those that programs may be storing into.
+	// Pages lists all of them, Tracked those that programs may be storing into.
 	Pages, Tracked []page.Range
-	// Agreed has the digests of home's bytes of the tracked pages, one after the other.
+	// Agreed has the digests of home's bytes of the tracked pages, one after another.
 	Agreed []gpubackend.Digest
-	// Extents have the pages, in their order.
+	// Extents has the extents with the pages, in order.
 	Extents []Extent
 }
 
-// Facts are what devices have of pages at one moment. They are immutable, and hold for as long as the epoch of the
-// pages is the same.
+// Facts say what devices have of pages at one moment. They are immutable, and stay valid while the epoch of the pages
+// stays the same.
 type Facts struct {
 	pages page.Range
 	epoch uint64
@@ -70,16 +70,16 @@ type Facts struct {
 	haves []Have
 }
 
-// Facts makes Facts. It is called with the executor's lock held.
+// Facts makes Facts. The caller holds the executor's lock.
 func (f *File) Facts(pages page.Range, size int64, haves []Have) *Facts {
 	return &Facts{pages: pages, epoch: f.epoch(pages), size: size, haves: haves}
 }
 
-// File is what is known of reads of one file.
+// File is what is known about reads of one file.
 type File struct {
 	c       *Cache
 	ex      Executor
-	serial  uint64 // immutable; tells the File's chunks from those of others
+	serial  uint64 // immutable; distinguishes the File's chunks from those of others
 	regions regions
 	table   chunkTable
 }
@@ -89,13 +89,13 @@ func (c *Cache) NewFile(serial uint64, ex Executor) *File {
 	return &File{c: c, ex: ex, serial: serial}
 }
 
-// Close has nothing that is known of the file be used any more. It is called with the executor's lock held.
+// Close invalidates everything that is known of the file. The caller holds the executor's lock.
 func (f *File) Close() {
 	f.regions.all.Add(1)
 	f.dropChunks()
 }
 
-// facts returns what is known of rg: from a snapshot, or by asking the executor; nil where that is nothing.
+// facts returns the Facts of rg, from a snapshot or from the executor; nil if there are none.
 func (f *File) facts(ctx context.Context, rg page.Range) *Facts {
 	if known := f.known(rg); known != nil {
 		return known
@@ -103,7 +103,7 @@ func (f *File) facts(ctx context.Context, rg page.Range) *Facts {
 	return f.ex.Facts(ctx, rg)
 }
 
-// known returns what the snapshot of the region of rg says of it; nil if there is none, or the digests of pages are
+// known returns the Facts of rg from the snapshot of its region. It returns nil if there is none, or if digests are
 // needed.
 func (f *File) known(rg page.Range) *Facts {
 	r, last := regionsOf(rg)
@@ -125,7 +125,7 @@ func (f *File) known(rg page.Range) *Facts {
 	return x
 }
 
-// intersect returns what of list is in rg.
+// intersect returns the parts of list that are in rg.
 func intersect(list []page.Range, rg page.Range) (in []page.Range) {
 	for _, x := range list {
 		if both := x.Intersect(rg); !both.Empty() {

@@ -6,10 +6,10 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// FetchesMore reports whether CPU reads bring more from some device than what they are for.
+// FetchesMore reports whether CPU reads from some device bring additional pages.
 func (c *Cache) FetchesMore() bool { return c.fetchesMore }
 
-// ArrivedForTesting reports whether everything that is read ahead has arrived.
+// ArrivedForTesting reports whether all chunks that are being read ahead have arrived.
 func (f *File) ArrivedForTesting() bool {
 	f.table.mu.Lock()
 	defer f.table.mu.Unlock()
@@ -30,13 +30,13 @@ func (f *File) ChunksForTesting() int {
 	return len(f.table.chunks)
 }
 
-// AheadForTesting reads pages of a file of size bytes ahead.
+// AheadForTesting reads ahead pages of a file of size bytes.
 func (f *File) AheadForTesting(ctx context.Context, rg page.Range, size int64, home Home) {
 	f.expect(page.Range{End: 1}, size)
 	f.readAhead(ctx, []page.Range{rg}, home)
 }
 
-// ForgiveForTesting forgets how many chunks came to nothing.
+// ForgiveForTesting resets the count of useless chunks.
 func (f *File) ForgiveForTesting() {
 	f.table.mu.Lock()
 	defer f.table.mu.Unlock()

@@ -12,22 +12,23 @@ import (
 type chunkBytes [ChunkSize]byte
 
 const (
-	// slabChunks is how many chunks are mapped at once, 4 MiB.
+	// slabChunks is the number of chunks that are mapped at once, 4 MiB.
 	slabChunks = 32
-	// spareChunks is how many free chunks keep their memory.
+	// spareChunks is the most free chunks that keep their memory.
 	spareChunks = 64
 )
 
-// chunkMemory is memory for chunks, outside of Go's heap: there the garbage collector would let as much garbage pile up
-// as they take. What is free goes back to the system but for some spares; addresses stay. The zero value is empty.
+// chunkMemory is memory for chunks, outside of Go's heap. In the heap, the garbage collector would let garbage of the
+// same size pile up. Free memory goes back to the system, except for some spares; the addresses stay mapped. The zero
+// value is empty.
 type chunkMemory struct {
 	mu     sync.Mutex
 	spares []*chunkBytes // protected by mu
-	bare   []*chunkBytes // protected by mu; without memory
+	bare   []*chunkBytes // protected by mu; mapped, without memory
 	slabs  [][]byte      // protected by mu
 }
 
-// take returns the memory of a chunk, with anything in it; nil if the system has none.
+// take returns the memory of a chunk, with arbitrary content; nil if the system has none.
 func (m *chunkMemory) take() *chunkBytes {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -51,7 +52,7 @@ func (m *chunkMemory) take() *chunkBytes {
 	return b
 }
 
-// give takes back what take returned. Nobody uses it any more.
+// give takes back memory from take that is no longer in use.
 func (m *chunkMemory) give(b *chunkBytes) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -63,7 +64,7 @@ func (m *chunkMemory) give(b *chunkBytes) {
 	m.bare = append(m.bare, b)
 }
 
-// free unmaps everything, unless some of it is still in use: then that stays until the process ends.
+// free unmaps everything. If some of it is still in use, it does nothing, and the memory stays until the process ends.
 func (m *chunkMemory) free() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -7,14 +7,14 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// Serve serves a read of len(p) bytes at off of the size of the file, of which nothing is pending. direct says that the
-// bytes will not enter the kernel's page cache. It blocks on home and on devices, but on none of these for longer than
-// LongestPatience, and on the executor's lock, which ctx may end.
+// Serve serves a read of len(p) bytes at off, in a file of size bytes. Nothing of the pages is pending. direct says
+// that the bytes will not enter the kernel's page cache. Serve blocks on home, on devices for at most LongestPatience
+// each, and on the executor's lock; ctx bounds that wait.
 func (f *File) Serve(ctx context.Context, p []byte, off, size int64, home Home, direct bool) (n int, err error) {
 	c := f.c
 	if !direct && c.fetchesMore {
-		// Before the read itself: the next ones may be under way already, and are to find that somebody fetches
-		// their pages.
+		// This comes before the read itself: the next reads may be under way already, and should find that their pages
+		// are being fetched.
 		f.readAhead(ctx, f.expect(page.Covering(off, int64(len(p))), size), home)
 	}
 	n, late := f.readClean(p, off)
@@ -54,10 +54,10 @@ func (f *File) readDeviceOrHome(ctx context.Context, p []byte, off int64, home H
 	if plan == nil || !plan.Start() {
 		return f.fromHome(home, p, off)
 	}
-	// The device gives the beginning, the end, or all.
+	// The device gives the beginning, the end, or everything.
 	lo := max(plan.pages.Offset(), off) - off
 	hi := min(plan.pages.End.Offset(), off+want) - off
-	// Home's part first: it is at most one of these.
+	// Home's part comes first: it is at most one of these two.
 	before, err := f.fromHome(home, p[:lo], off)
 	after := 0
 	if err == nil && hi < want {
@@ -85,8 +85,8 @@ func (f *File) readDeviceOrHome(ctx context.Context, p []byte, off int64, home H
 	return int(hi) + after, nil
 }
 
-// take fills the bytes [lo, hi) of p, which begins at off, from the device that plan reads; what its hashes do not
-// vouch for, from home. end says how far p is filled.
+// take fills bytes [lo, hi) of p, which begins at off, from the copy of plan. Bytes whose digests do not match come
+// from home. end is the end of the filled part of p.
 func (f *File) take(plan *deviceCopy, home Home, p []byte, off, lo, hi int64) (end int64, err error) {
 	waited := time.Now()
 	doubtful := plan.pages
@@ -114,7 +114,7 @@ func (f *File) take(plan *deviceCopy, home Home, p []byte, off, lo, hi int64) (e
 	return hi, nil
 }
 
-// fromHome reads from home, counted and measured.
+// fromHome reads from home, and counts and measures the read.
 func (f *File) fromHome(home Home, p []byte, off int64) (n int, err error) {
 	if len(p) == 0 {
 		return 0, nil
@@ -124,8 +124,8 @@ func (f *File) fromHome(home Home, p []byte, off int64) (n int, err error) {
 	return n, err
 }
 
-// homeRead reads home, of which the host's page cache lacks some, and notes how long that takes. apart says that nobody
-// waits for it.
+// homeRead reads home when the host's page cache lacks part of the bytes, and measures the time. apart says that no
+// reader waits for it.
 func (c *Cache) homeRead(
 	readAt func(p []byte, off int64) (int, error), p []byte, off int64, apart bool,
 ) (n int, err error) {

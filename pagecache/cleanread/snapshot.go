@@ -4,14 +4,14 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// A CPU read has to know that nothing of its pages is pending, and the executor has to know that the kernel may hold
-// them from now on. Both take its lock, and so does finding out which device has what. But a program reads most regions
-// of a file many times between two changes. So the second read of a region that finds it unchanged publishes what it
+// A CPU read must know that nothing of its pages is pending, and the executor must know that the kernel may hold them
+// from now on. Both take the executor's lock, and so does finding out which device has what. But programs read most
+// regions of a file many times between two changes. So the second read that finds a region unchanged publishes what it
 // learned, and later reads take no lock at all.
 //
-// A snapshot is valid for as long as the epoch of its region is the same. Whoever publishes a release advances the
-// epoch before the kernel drops its pages. So a read that found the snapshot valid is one that the kernel waits for: it
-// holds the pages locked, and drops them afterwards. A read that comes later finds another epoch.
+// A snapshot is valid while the epoch of its region stays the same. A release advances the epoch before the kernel
+// drops its pages. So the kernel waits for each read that found the snapshot valid: the read's pages are locked, and
+// the kernel drops them afterwards. A later read finds another epoch.
 
 // snapshot says that nothing of a region was pending at an epoch, and what devices had of it. It is immutable.
 type snapshot struct {
@@ -20,18 +20,18 @@ type snapshot struct {
 	// held says that the executor counts all pages of the region among those that the kernel may hold.
 	held bool
 	size int64 // of the file
-	// serves says that devices may serve reads as long as home's count of changes is changes.
+	// serves says that devices may serve reads while home's count of changes equals changes.
 	serves  bool
 	changes uint64
-	// haves is what devices have; complete says that it is all they have.
+	// haves says what devices have; complete says that it lists everything.
 	haves    []Have
 	complete bool
 }
 
-// mostRuns is how many runs of pages a snapshot has of one device at most.
+// mostRuns is the most runs of pages of one device in a snapshot.
 const mostRuns = 64
 
-// valid returns the snapshot of region r; nil if there is none, or something changed.
+// valid returns the snapshot of region r; nil if there is none, or it is out of date.
 func (f *File) valid(r page.Index) *snapshot {
 	at := f.regions.find(r)
 	if at == nil {
@@ -44,10 +44,10 @@ func (f *File) valid(r page.Index) *snapshot {
 	return s
 }
 
-// NothingPending reports, without any lock, whether it is known that nothing of rg is pending, and, unless direct says
-// that the kernel will not hold them, that the executor counts its pages among those that the kernel may hold. size is
-// that of the file if devices may serve the read; otherwise it is 0. It may be asked at any time before Close, and is
-// to be asked while the kernel holds the pages locked for the read.
+// NothingPending reports whether it is known that nothing of rg is pending. It takes no lock. Unless direct says that
+// the kernel will not hold the pages, it must also be known that the executor counts them among those that the kernel
+// may hold. size is the file's size if devices may serve the read; otherwise it is 0. NothingPending may be called at
+// any time before Close. The kernel must hold the pages locked for the read during the call.
 func (f *File) NothingPending(rg page.Range, direct bool, home Home) (size int64, ok bool) {
 	var s *snapshot
 	for r, last := regionsOf(rg); r <= last; r++ {
@@ -68,21 +68,21 @@ func (f *File) NothingPending(rg page.Range, direct bool, home Home) (size int64
 	return s.size, true
 }
 
-// State is what the executor knows of a file.
+// State is the executor's knowledge of a file.
 type State struct {
 	Size int64
-	// Serves says that devices may serve reads of the file, Changes is home's count of changes then.
+	// Serves says that devices may serve reads of the file, Changes is home's count of changes at that time.
 	Serves  bool
 	Changes uint64
 }
 
-// Publish publishes snapshots of the regions of rg, of which nothing is pending. Only a region that did not change
-// since the last read of it is worth one. direct is as for NothingPending. Called with the executor's lock held.
+// Publish publishes snapshots of the regions of rg. Nothing of rg is pending. A region gets a snapshot only if it has
+// not changed since the last read of it. direct is as for NothingPending. The caller holds the executor's lock.
 func (f *File) Publish(rg page.Range, direct bool, now State) {
 	for r, last := regionsOf(rg); r <= last; r++ {
 		at := f.regions.need(r)
 		s := f.valid(r)
-		// What held says stays true for as long as the epoch is the same.
+		// held stays true while the epoch stays the same.
 		held := !direct || s != nil && s.held
 		if s != nil && s.held == held && (State{s.size, s.serves, s.changes}) == now {
 			continue

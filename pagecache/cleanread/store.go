@@ -9,26 +9,26 @@ import (
 )
 
 const (
-	// chunkAge is how long a chunk waits at least before it makes room for others although nobody read it, and
-	// chunkMostAge how long it waits at most.
+	// chunkAge is the least time that an unread chunk stays before it makes room for others, chunkMostAge the longest
+	// time that it stays.
 	chunkAge     = time.Second
 	chunkMostAge = 10 * time.Second
 )
 
 // chunkStore decides which chunks stay. A nil one keeps nothing.
 type chunkStore struct {
-	// mu is locked to close the store, which must not happen while it is used.
+	// mu is locked to close the store, which must not be in use then.
 	mu     sync.RWMutex
 	closed bool // protected by mu
 	cache  *ristretto.Cache[uint64, *chunk]
 
 	orderMu sync.Mutex
-	// order has the chunks that came, the oldest first, and some that are gone: no more of these than of the others,
-	// but for orderSlack. Protected by orderMu.
+	// order lists the chunks from oldest to newest. It may list chunks that are gone: at most as many as there are
+	// living ones, plus orderSlack. Protected by orderMu.
 	order []*chunk
 }
 
-// orderSlack is how many chunks that are gone may be in the order in any case.
+// orderSlack is the number of gone chunks that the order may always list.
 const orderSlack = 64
 
 func newChunkStore(limit int64) (*chunkStore, error) {
@@ -37,8 +37,8 @@ func newChunkStore(limit int64) (*chunkStore, error) {
 		MaxCost:            limit,
 		BufferItems:        64,
 		IgnoreInternalCost: true,
-		// It is called for what was thrown out, what was never let in and what was deleted, with nil for what was not
-		// there.
+		// ristretto calls it for entries that were evicted, rejected or deleted, with nil for entries that did not
+		// exist.
 		OnExit: func(k *chunk) {
 			if k != nil {
 				k.f.dropChunk(k, false)
@@ -48,32 +48,32 @@ func newChunkStore(limit int64) (*chunkStore, error) {
 	return &chunkStore{cache: cache}, err
 }
 
-// keep asks for k to be kept, unless it is in its table no more. It may be thrown out at any time, before keep returns
-// too.
+// keep asks the cache to keep k. It returns false if the cache is closed or refuses. The cache may evict k at any time,
+// even before keep returns.
 func (s *chunkStore) keep(k *chunk) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	if s.closed {
 		return false
 	}
-	s.cache.Get(k.key) // it was expected once more
+	s.cache.Get(k.key) // counts that k was expected once more
 	if !s.cache.Set(k.key, k, ChunkSize) {
 		return false
 	}
 	if !s.enlist(k) {
-		s.cache.Del(k.key) // whoever took it out of the table may have come too early for that
+		s.cache.Del(k.key) // dropChunk may have called Del before Set
 	}
 	return true
 }
 
-// enlist puts k into the order, if it is still in its table.
+// enlist adds k to the order, if it is still in its table.
 func (s *chunkStore) enlist(k *chunk) bool {
 	s.orderMu.Lock()
 	defer s.orderMu.Unlock()
 	if !k.f.hasChunk(k) {
 		return false
 	}
-	// Those that are not gone have memory.
+	// Living chunks have memory.
 	if living := int(k.f.c.bytes.Load() / ChunkSize); len(s.order) >= 2*living+orderSlack {
 		s.order = slices.DeleteFunc(s.order, func(k *chunk) bool { return k.users.Load() == 0 })
 	}
@@ -82,7 +82,7 @@ func (s *chunkStore) enlist(k *chunk) bool {
 	return true
 }
 
-// forget takes the chunks of a File, none of which is in its table any more, out of the order.
+// forget takes the chunks of a File out of the order. None of them is in its table any more.
 func (s *chunkStore) forget(f *File) {
 	if s == nil {
 		return
@@ -92,8 +92,8 @@ func (s *chunkStore) forget(f *File) {
 	s.order = slices.DeleteFunc(s.order, func(k *chunk) bool { return k.f == f })
 }
 
-// ageChunks throws out chunks that nobody read for too long, the oldest first. Frequency would keep them: what the end
-// of a stream left was expected as often as what the next one needs.
+// ageChunks drops chunks that were not read for too long, the oldest first. The frequency of use would keep them: the
+// leftovers of an old stream were expected as often as the chunks of the next one.
 func (c *Cache) ageChunks() {
 	now := time.Now().UnixNano()
 	for {
@@ -108,8 +108,8 @@ func (c *Cache) ageChunks() {
 	}
 }
 
-// oldest takes the oldest chunk out of the order if it is one to go; else it returns nil. A chunk that was read since
-// it came into the order is young again.
+// oldest takes the oldest chunk out of the order and returns it if goes says so; otherwise it returns nil. A chunk that
+// was read since it got its place is young again.
 func (s *chunkStore) oldest(goes func(k *chunk) bool) *chunk {
 	s.orderMu.Lock()
 	defer s.orderMu.Unlock()
@@ -140,7 +140,7 @@ func (s *chunkStore) noteUse(k *chunk) {
 	}
 }
 
-// drop gives back what keep asked for.
+// drop takes k out of the cache.
 func (s *chunkStore) drop(k *chunk) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
