@@ -2,32 +2,32 @@ package pagecache
 
 import "sync/atomic"
 
-// account is the host memory of a Cache that grows with the work of others. It bounds what can be given back: who needs
-// more than there is room for gives some back first. Page states and digests are what devices hold pages by; the more
-// they take, the less is left for the rest.
+// account tracks the host memory of a Cache that grows with use. The limit applies to memory that can be given back: a
+// caller that needs more than is left frees some first. Page states and digests cannot be given back while devices hold
+// the pages. The more they take, the less is left for the other classes.
 type account struct {
 	limit   int64 // immutable
 	total   atomic.Int64
 	classes [classes]atomic.Int64
 }
 
-// class is what memory is for.
+// class says what memory is used for.
 type class uint8
 
 const (
-	// memoryBases is base copies and where they are found.
+	// memoryBases is base copies and their index.
 	memoryBases class = iota
-	// memoryClean is pages that were read ahead from devices for programs on the CPU.
+	// memoryClean is pages read ahead from devices for programs on the CPU.
 	memoryClean
 	// memoryStates is versions and page states.
 	memoryStates
 	// memoryDigests is the digests of tracked pages.
 	memoryDigests
-	// memoryViews is the lists of segments of views, and what is stale of them.
+	// memoryViews is the segment lists of views, and the record of their stale bytes.
 	memoryViews
 	// memoryGroups is the ranges of open groups.
 	memoryGroups
-	// memoryFlights is released bytes that readers see and home is still to get.
+	// memoryFlights is released bytes that readers see before home has them.
 	memoryFlights
 	classes
 )
@@ -36,7 +36,7 @@ func (c class) String() string {
 	return [...]string{"bases", "clean", "states", "digests", "views", "groups", "flights"}[c]
 }
 
-// charge adds n bytes, which may be negative.
+// charge adds n bytes to class c; n may be negative.
 func (a *account) charge(c class, n int64) {
 	if n != 0 {
 		a.classes[c].Add(n)
@@ -50,11 +50,11 @@ func (a *account) fits(n int64) bool { return a.total.Load()+n <= a.limit }
 // left returns how many more bytes there is room for.
 func (a *account) left() int64 { return max(a.limit-a.total.Load(), 0) }
 
-// MemoryStatus is the host memory that grows with what programs do.
+// MemoryStatus describes the host memory that grows with what programs do.
 type MemoryStatus struct {
 	LimitBytes int64 `json:"limit_bytes"`
 	UsedBytes  int64 `json:"used_bytes"`
-	// Classes has the bytes of UsedBytes by what they are for.
+	// Classes splits UsedBytes by use.
 	Classes map[string]int64 `json:"classes"`
 }
 

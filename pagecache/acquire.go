@@ -12,24 +12,25 @@ import (
 )
 
 const (
-	// holdTime is how long an acquire begins new transfers under one hold of File.mu. Those under way then are waited
-	// for: a request of the CPU waits for two holds at worst, each of which is this and as long as home takes for the
-	// pieces that the readers are at (mover.PieceBytes for each of at most mover.MaxReaders).
+	// holdTime is how long an acquire starts new transfers under one hold of File.mu. It then waits for those under
+	// way. A CPU request waits for two holds at worst. Each hold takes holdTime plus the time that home needs for the
+	// pieces being read (mover.PieceBytes for each of at most mover.MaxReaders).
 	holdTime = 20 * time.Millisecond
-	// holdPages is the most pages that one hold looks at: 4 GiB.
+	// holdPages is the most pages that one hold examines: 4 GiB.
 	holdPages = 1 << 20
-	// holdCollect is the most pages that an acquire or a flush collects under one hold, 64 MiB; holdPeer the most that
-	// it copies from other devices, 1 GiB.
+	// holdCollect is the most pages that an acquire or a flush collects under one hold: 64 MiB. holdPeer is the most
+	// pages that it copies from other devices: 1 GiB.
 	holdCollect = 1 << 14
 	holdPeer    = 1 << 18
-	// stalePages is the number of pages that are looked at before readers are called for what was found, 128 MiB.
+	// stalePages is the number of pages examined at a time before readers may be woken: 128 MiB.
 	stalePages = 1 << 15
-	// digestGap is the number of pages between two runs whose digests are taken along with theirs, to save a call.
+	// digestGap is the largest gap between two runs that are digested by one call, in pages. The digests of the gap are
+	// wasted.
 	digestGap = 256
 )
 
-// acquire brings the pages of rg up to date on the device of h, and returns how many were not. It lets go of File.mu
-// now and then.
+// acquire brings the pages of rg up to date on the device of h, and returns how many were stale. It unlocks File.mu
+// from time to time.
 func (f *File) acquire(ctx context.Context, h *holding, rg page.Range) (pages int64, err error) {
 	start := time.Now()
 	leave, err := f.enterReads(ctx, h)
@@ -56,7 +57,7 @@ func (f *File) acquire(ctx context.Context, h *holding, rg page.Range) (pages in
 	return pages, err
 }
 
-// acquireAllLocked is acquire under one hold.
+// acquireAllLocked is acquire under a single hold of File.mu.
 func (f *File) acquireAllLocked(ctx context.Context, h *holding, rg page.Range) (err error) {
 	for rest := rg; !rest.Empty() && err == nil; {
 		_, rest.Start, err = f.acquireLocked(ctx, h, rest, 0)
@@ -64,8 +65,8 @@ func (f *File) acquireAllLocked(ctx context.Context, h *holding, rg page.Range) 
 	return err
 }
 
-// acquireLocked brings the pages of rg up to next up to date: all, or as many as a hold allows, but one piece at least.
-// Transfers from home begin for so long, or without end if hold is 0.
+// acquireLocked brings the pages of rg before next up to date: as many as one hold allows, but at least one piece. It
+// starts transfers from home for the time hold, or without limit if hold is 0.
 func (f *File) acquireLocked(ctx context.Context, h *holding, rg page.Range,
 	hold time.Duration) (pages int64, next page.Index, err error) {
 	if err := h.dev.gone(); err != nil {
@@ -86,7 +87,7 @@ func (f *File) acquireLocked(ctx context.Context, h *holding, rg page.Range,
 	defer readers.Dismiss()
 	*list = stale
 	if len(stale) > 0 {
-		// What nobody can be storing into may come from another device; the rest, and what no device has, from home.
+		// Pages that no program can be storing into may come from another device. The rest comes from home.
 		storing := f.storingLocked(h, part)
 		var n int64
 		n, part.End, err = f.fromPeersLocked(ctx, h, part, stale, storing, plan)
@@ -111,8 +112,8 @@ func (f *File) acquireLocked(ctx context.Context, h *holding, rg page.Range,
 	return pages, part.End, f.trackLocked(ctx, h, part)
 }
 
-// staleOf appends to list what a plan has to bring of part. Where that is more than one reader should bring, it calls
-// readers, who are being woken while the caller finds out the rest.
+// staleOf appends the updates that plan needs for part to list. If they are more than one reader should read, it wakes
+// further readers early, while the list is still being computed.
 func staleOf(plan lrc.AcquirePlan, list []lrc.Update, part page.Range) (stale []lrc.Update, called *mover.Crew) {
 	seen, bytes := 0, int64(0)
 	for rg := range cut(part, stalePages) {
@@ -130,26 +131,27 @@ func staleOf(plan lrc.AcquirePlan, list []lrc.Update, part page.Range) (stale []
 	return list, called
 }
 
-// updateLists has memory for what is stale: of scattered pages it is a long list.
+// updateLists recycles lists of stale pages. Such a list is long if the pages are scattered.
 var updateLists = sync.Pool{New: func() any { return new([]lrc.Update) }}
 
-// tracking is a run of pages that clients do, or do not, map for writing.
+// tracking is a run of pages. track says whether a client maps them for writing.
 type tracking struct {
 	pages page.Range
 	track bool
 }
 
-// writersLocked cuts rg into the parts that some client maps for writing on the device of h, and the rest.
+// writersLocked splits rg into parts that some client maps for writing on the device of h, and the rest.
 func (f *File) writersLocked(h *holding, rg page.Range) []tracking {
 	return f.splitLocked(rg, func(m *Mapping) bool { return m.h == h && m.writable })
 }
 
-// storingLocked is writersLocked for clients whose programs may be storing already: they were given the memory.
+// storingLocked is writersLocked restricted to clients that have been given the memory: their programs may be storing
+// already.
 func (f *File) storingLocked(h *holding, rg page.Range) []tracking {
 	return f.splitLocked(rg, func(m *Mapping) bool { return m.h == h && m.writable && m.exported })
 }
 
-// splitLocked cuts rg into the parts that are in a mapping that is counted, and the rest.
+// splitLocked splits rg into parts inside a mapping for which counts is true, and the rest.
 func (f *File) splitLocked(rg page.Range, counts func(m *Mapping) bool) (parts []tracking) {
 	rest := []page.Range{rg}
 	for m := range f.mappings {
@@ -171,9 +173,9 @@ func (f *File) splitLocked(rg page.Range, counts func(m *Mapping) bool) (parts [
 	return parts
 }
 
-// trackLocked starts tracking the pages of rg that the device holds untracked and that clients map for writing. No
-// program can have stored into them before: the digests of what is there are those of home. So the device takes them,
-// at the speed of its memory.
+// trackLocked starts tracking the untracked pages of rg that the device holds and that clients map for writing. No
+// program can have stored into them yet, so they equal home. The device computes their digests, at the speed of its
+// memory.
 func (f *File) trackLocked(ctx context.Context, h *holding, rg page.Range) error {
 	var runs []page.Range
 	for _, w := range f.writersLocked(h, rg) {
@@ -203,7 +205,7 @@ func (f *File) trackLocked(ctx context.Context, h *holding, rg page.Range) error
 	return nil
 }
 
-// digestLocked makes the digests of runs, which lie in span, those of what the device has.
+// digestLocked sets the digests of runs, which lie in span, to those of the bytes on the device.
 func (f *File) digestLocked(ctx context.Context, h *holding, span page.Range, runs []page.Range) (err error) {
 	h.each(span, func(x *extent, part page.Range) {
 		if err != nil {
@@ -228,7 +230,7 @@ func (f *File) digestLocked(ctx context.Context, h *holding, span page.Range, ru
 	return err
 }
 
-// rebaseLocked makes the digests of the pages of rg, which dev tracks, those of the bytes in base, page for page.
+// rebaseLocked sets the digests of the pages of rg, which the device tracks, to those of the bytes in base.
 func (f *File) rebaseLocked(h *holding, rg page.Range, base []byte) {
 	h.each(rg, func(x *extent, part page.Range) {
 		off := (part.Start - rg.Start).Offset()
@@ -236,8 +238,8 @@ func (f *File) rebaseLocked(h *holding, rg page.Range, base []byte) {
 	})
 }
 
-// appendPatchesLocked appends what brings the pages of one update, of which home has the bytes in home with the digests
-// sums, up to date.
+// appendPatchesLocked appends the patches that bring the pages of one update up to date. home has home's bytes of these
+// pages, and sums their digests.
 func (f *File) appendPatchesLocked(patches []gpubackend.Patch, of *walk, rg page.Range, b lrc.Base, home []byte,
 	sums []gpubackend.Digest) ([]gpubackend.Patch, error) {
 	for p := rg.Start; p < rg.End; p++ {
@@ -248,7 +250,7 @@ func (f *File) appendPatchesLocked(patches []gpubackend.Patch, of *walk, rg page
 		}
 		agreed := &x.agreedAt(page.Range{Start: p, End: p + 1})[0]
 		if sums[p-rg.Start] == *agreed {
-			continue // bytes were written that were there before
+			continue // a write left the bytes as they were
 		}
 		at := (p - rg.Start).Offset()
 		patches = append(patches, gpubackend.Patch{

@@ -16,13 +16,13 @@ type Window interface {
 	bring(ctx context.Context, off, n int64, launder bool) (pages int64, err error)
 }
 
-// AcquireRange is the Len bytes at Off of a window.
+// AcquireRange is a range of a window: Len bytes at Off.
 type AcquireRange struct {
 	Of       Window
 	Off, Len int64
 }
 
-// filesOf checks ranges and returns their files, each once.
+// filesOf checks ranges and returns their files without duplicates.
 func filesOf(ranges []AcquireRange) (files []*File, err error) {
 	for _, r := range ranges {
 		if err := r.Of.check(r.Off, r.Len); err != nil {
@@ -37,10 +37,10 @@ func filesOf(ranges []AcquireRange) (files []*File, err error) {
 	return slices.Compact(files), nil
 }
 
-// AcquireAll brings all ranges up to date, and returns how many pages were not. What it brings has all of every group
-// up to version, and nothing of a later one; version is that of the newest group of the files, 0 if there was none.
-// With launder, the kernel's dirty pages of the ranges are flushed before. Errors: EINVAL (a range outside its
-// window, or a window that has ended), and those of an acquire.
+// AcquireAll brings all ranges up to date, and returns how many pages were stale. The ranges then have all of every
+// group up to version, and nothing of a later group. version is that of the newest group of the files, or 0 if there
+// was none. If launder is set, the kernel's dirty pages of the ranges are flushed first. Errors: EINVAL (a range
+// outside its window, or a window that has ended), and those of an acquire.
 func (c *Cache) AcquireAll(ctx context.Context, ranges []AcquireRange,
 	launder bool) (version uint64, pages int64, err error) {
 	files, err := filesOf(ranges)
@@ -59,9 +59,9 @@ func (c *Cache) AcquireAll(ctx context.Context, ranges []AcquireRange,
 	})
 }
 
-// AwaitVersion waits until a group of a file of the ranges was released whose version is at least so high. It does
-// not keep the windows from ending. Errors: EINVAL (as AcquireAll, also while it waits), EPIPE (the last program
-// ended that began groups of the files, before the version came), and that of ctx.
+// AwaitVersion waits until a group with at least version least was released on a file of the ranges. It does not keep
+// the windows from ending. Errors: EINVAL (as AcquireAll; also if a window ends during the wait), EPIPE (the last
+// program that began groups of the files ended first), and that of ctx.
 func (c *Cache) AwaitVersion(ctx context.Context, ranges []AcquireRange, least uint64) error {
 	files, err := filesOf(ranges)
 	if err != nil {

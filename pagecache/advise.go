@@ -10,7 +10,7 @@ import (
 	"github.com/gaiafs/gaiafs/prefetch"
 )
 
-// aheadHold is holdTime for what is fetched ahead: those who wait for their pages come first.
+// aheadHold is the holdTime of read-ahead. It is short because requests that wait for their pages come first.
 const aheadHold = time.Millisecond
 
 // Advice is a hint about future use of a range.
@@ -25,10 +25,10 @@ const (
 	AdviceDontNeed
 )
 
-// Advise gives a hint. AdviceSequential and AdviceRandom say how a lazy mapping will be acquired, AdviceNormal leaves
-// that to be found out; they hold for the whole mapping. AdviceWillNeed starts to bring the range up to date and
-// returns before it is. AdviceDontNeed releases the range, brings it home, and gives back what no other mapping needs:
-// the next Acquire fetches it again. EINVAL outside the mapping or for an unknown advice.
+// Advise gives a hint. AdviceSequential and AdviceRandom say how a lazy mapping will be acquired; AdviceNormal leaves
+// that to detection. These three apply to the whole mapping. AdviceWillNeed starts to bring the range up to date, and
+// does not wait for it. AdviceDontNeed releases the range, brings it home, and frees pages that no other mapping needs;
+// the next Acquire fetches them again. It returns EINVAL if the range is outside the mapping or the advice is unknown.
 func (m *Mapping) Advise(ctx context.Context, off, n int64, a Advice) error {
 	rg, err := m.at(off, n)
 	if err != nil {
@@ -40,11 +40,11 @@ func (m *Mapping) Advise(ctx context.Context, off, n int64, a Advice) error {
 		return nil
 	case AdviceWillNeed:
 		if m.client != nil {
-			return nil // memory comes with brackets
+			return nil // movable mappings get memory only in brackets
 		}
 		return m.fetch(rg)
 	case AdviceDontNeed:
-		if m.client != nil { // it goes as soon as others need it
+		if m.client != nil { // memory of movable mappings is taken as soon as others need it
 			_, err := m.Release(ctx, off, n)
 			return err
 		}
@@ -53,7 +53,7 @@ func (m *Mapping) Advise(ctx context.Context, off, n int64, a Advice) error {
 	return fail(syscall.EINVAL, "there is no advice %d", a)
 }
 
-// fetch brings rg up to date in the background, as far as the file goes and for as long as the mapping lives.
+// fetch brings rg up to date in the background. It stops at end of file and when the mapping ends.
 func (m *Mapping) fetch(rg page.Range) error {
 	if err := m.enter(m.dev); err != nil {
 		return err
@@ -68,9 +68,8 @@ func (m *Mapping) fetch(rg page.Range) error {
 	return nil
 }
 
-// acquireAhead is acquire of what lies before end of file, wherever that is when the pages have their turn: a window
-// may reach beyond it, and the file be truncated while the window is fetched. It goes on with what is queued right
-// behind.
+// acquireAhead acquires the part of rg before end of file. It checks the size again in each step, since a window may
+// reach past the end and the file may be truncated meanwhile. It continues with queued ranges that adjoin rg.
 func (m *Mapping) acquireAhead(rg page.Range) {
 	f, pages := m.f, int64(0)
 	var err error
@@ -102,7 +101,7 @@ func (m *Mapping) acquireAhead(rg page.Range) {
 	f.count(func(c *Counters) { c.PrefetchedPages.Add(pages) })
 }
 
-// pattern is what the program said of its accesses.
+// pattern returns the access pattern that the program announced.
 func (m *Mapping) pattern() prefetch.Pattern {
 	switch Advice(m.advice.Load()) {
 	case AdviceSequential:
@@ -113,7 +112,7 @@ func (m *Mapping) pattern() prefetch.Pattern {
 	return prefetch.Unknown
 }
 
-// predict fetches what the mapping's next acquires are expected to ask for.
+// predict queues what the mapping's next acquires are expected to ask for.
 func (m *Mapping) predict(rg page.Range) {
 	m.readAheadMu.Lock()
 	defer m.readAheadMu.Unlock()
@@ -129,8 +128,8 @@ func (m *Mapping) predict(rg page.Range) {
 	go m.fetchQueue()
 }
 
-// fetchQueue fetches what is queued, until there is no more. One goroutine does, for those who acquire wait for what it
-// has under way, and hundreds of thread blocks may be acquiring.
+// fetchQueue fetches the queued ranges until none are left. There is one goroutine per mapping: acquires wait for its
+// transfers under way, and hundreds of thread blocks may be acquiring.
 func (m *Mapping) fetchQueue() {
 	defer m.calls.Done()
 	leave, err := m.f.enterReads(m.life, m.h)
@@ -151,7 +150,7 @@ func (m *Mapping) fetchQueue() {
 	}
 }
 
-// unused tells the read-ahead that the pages of rg are given up.
+// unused tells the read-ahead that the pages of rg were given up.
 func (m *Mapping) unused(rg page.Range) {
 	if m.readAhead == nil {
 		return
@@ -182,14 +181,14 @@ func (m *Mapping) dontNeed(ctx context.Context, off, n int64, rg page.Range) err
 		}
 	}
 	for _, r := range rest {
-		// A page that the kernel is being made to forget stays.
+		// Pages that the kernel is still dropping stay.
 		if len(f.lrc.Draining(r)) > 0 {
 			continue
 		}
 		if err := f.collectLocked(ctx, r, false); err != nil {
 			return err
 		}
-		// Only what home has is dropped: pages stored into since the release stay.
+		// Drop only what home has: pages stored into since the release stay.
 		drop := []page.Range{r}
 		if m.writable {
 			stored, err := f.storedLocked(ctx, m.h, r)

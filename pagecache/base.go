@@ -12,32 +12,32 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
-// keeping is what home has in the runs that a plan wants kept before home changes there.
+// keeping holds home's bytes for the runs whose bases a plan wants kept before home changes there.
 type keeping struct {
 	parts  []lrc.PageBase
-	agreed [][]agreement  // of each part, with the replicas whose base it is to be
-	pages  [][]*pageBytes // of each part, once it was read
-	others [][]page.Range // of each part, where that is not what was agreed on
-	// seen is how far home is known to reach, once a single page was read.
+	agreed [][]agreement  // per part: the agreements of the replicas whose base it becomes
+	pages  [][]*pageBytes // per part, once it was read
+	others [][]page.Range // per part: pages where home differs from what was agreed on
+	// seen is how far home is known to reach, set after a single page was read.
 	seen int64
 }
 
-// agreement is what a replica of some pages agreed on with home.
+// agreement is what one replica of some pages last agreed on with home.
 type agreement struct {
 	key   *gpubackend.DigestKey
 	pages page.Range
 	sums  []gpubackend.Digest
 }
 
-// changedBeside is the error of pages of which home does not have what replicas agreed on with it: somebody changed
-// them beside the mount since the last look. Without pages it is not known which.
+// changedBeside is the error for pages whose bytes in home are not those that replicas agreed on: home was changed
+// directly in SOURCE since the last look. An empty list means that the pages are not known.
 type changedBeside struct{ pages []page.Range }
 
 func (e *changedBeside) Error() string {
-	return "the backing file was changed directly since it was looked at"
+	return "the backing file was changed directly since it was last checked"
 }
 
-// newKeepingLocked returns what is to be kept for a plan, none of it read yet.
+// newKeepingLocked returns the keeping for a plan. Nothing has been read yet.
 func (f *File) newKeepingLocked(keep []lrc.PageBase) (k keeping) {
 	for _, b := range keep {
 		for part := range cut(b.Range, bufferPages) {
@@ -49,8 +49,8 @@ func (f *File) newKeepingLocked(keep []lrc.PageBase) (k keeping) {
 	return k
 }
 
-// agreementsLocked returns those of the replicas of rg whose base is to be b, or is home: that of the owner who is
-// collected.
+// agreementsLocked returns the agreements of the replicas of rg whose base becomes b, or whose base is home: such a
+// replica is being collected.
 func (f *File) agreementsLocked(rg page.Range, b lrc.Base) (all []agreement) {
 	for o, h := range f.holdings {
 		for _, run := range f.lrc.TrackedBy(rg, o, func(of lrc.Base) bool { return of == b || of == lrc.BaseHome }) {
@@ -64,7 +64,7 @@ func (f *File) agreementsLocked(rg page.Range, b lrc.Base) (all []agreement) {
 	return all
 }
 
-// compare finds out where the bytes of a part are not what was agreed on.
+// compare records the pages of part i where bytes, read from home, differ from what was agreed on.
 func (k *keeping) compare(i int, bytes []byte) {
 	var sums []gpubackend.Digest
 	var key *gpubackend.DigestKey
@@ -81,8 +81,8 @@ func (k *keeping) compare(i int, bytes []byte) {
 	}
 }
 
-// read reads home. It fails with changedBeside where what home has is nobody's base. File.mu is held, perhaps by
-// somebody who waits, or the pages are those of a write beside others.
+// read reads the parts from home. It fails with changedBeside if home differs from what replicas agreed on. File.mu is
+// held, possibly by a caller that waits for this goroutine; or the pages belong to a concurrent write.
 func (k *keeping) read(f *File) error {
 	if err := k.readParts(f); err != nil {
 		return err
@@ -128,14 +128,14 @@ func (k *keeping) readParts(f *File) error {
 	})
 }
 
-// keepLocked keeps what was read, all of it.
+// keepLocked stores all parts that were read as bases.
 func (f *File) keepLocked(k keeping) {
 	for i, p := range k.parts {
 		f.putBasesLocked(p.Range, p.Base, k.pages[i])
 	}
 }
 
-// free gives back what was read, which is not kept.
+// free gives back the memory of parts that are not kept.
 func (k *keeping) free(f *File) {
 	for _, pages := range k.pages {
 		for _, content := range pages {
@@ -146,27 +146,27 @@ func (k *keeping) free(f *File) {
 	}
 }
 
-// pageBytes is the content of a page.
+// pageBytes holds the bytes of one page.
 type pageBytes [page.Size]byte
 
-// zeroPage is every copy of a page of zeros: a new file is full of them, and many programs write into new files. Nobody
-// writes it.
+// zeroPage stands for every copy of a zero page: new files are full of them, and many programs write into new files. It
+// is never written.
 var zeroPage = new(pageBytes)
 
-// Memory of buffers goes round: fresh memory costs more than what is done with it.
+// freeBuffers recycles buffers. Fresh memory costs more than the work done in it.
 var freeBuffers = sync.Pool{New: func() any { return new(buffer) }}
 
-// bufferPages is the pages of a buffer, few enough for several processors to have a part of what is collected at once.
+// bufferPages is the number of pages in a buffer. It is small so that several processors can share one collect.
 const bufferPages = 32
 
 // buffer has room for bufferPages pages.
 type buffer [bufferPages * page.Size]byte
 
-// takeBuffer returns a buffer with anything in it, for giveBuffer to take back.
+// takeBuffer returns a buffer with arbitrary contents. giveBuffer takes it back.
 func takeBuffer() *buffer  { return freeBuffers.Get().(*buffer) }
 func giveBuffer(b *buffer) { freeBuffers.Put(b) }
 
-// copies returns copies of the pages of buf. Those of zeros are one, which must not be written.
+// copies returns copies of the pages of buf. All zero pages share zeroPage, which must not be written.
 func (m *pageMemory) copies(buf []byte) []*pageBytes {
 	pages := make([]*pageBytes, len(buf)/page.Size)
 	var own []int
@@ -186,42 +186,42 @@ func (m *pageMemory) copies(buf []byte) []*pageBytes {
 	return pages
 }
 
-// basePages is the number of pages that share one block of bases: bases of scattered pages are found, and forgotten, by
-// many steps along a block and few through a map.
+// basePages is the number of pages that share one block of bases. Bases of scattered pages are then found and removed
+// with few map lookups and many steps along a block.
 const basePages = 512
 
 // bases are the base copies of a file. Protected by File.mu.
 type bases struct {
 	memory *pageMemory
 	blocks map[baseKey]*baseBlock
-	n      int // copies(content) of all of them, those vacated among them
-	// vacated is what n counts of the bases that vacate removed, and empty has the blocks that may have lost their last
-	// one with it.
+	n      int // pages of memory in use, including those that vacate freed since the last sweep
+	// vacated is the number of pages that vacate freed and n still counts. empty lists blocks that vacate may have
+	// emptied.
 	vacated int
 	empty   []baseKey
-	// counted and charged are what was told of them: copies to those who look, bytes to the account.
+	// counted and charged were last reported: counted to the counters, charged, in bytes, to the account.
 	counted, charged int64
-	// last is where put or take was last: pages come in order.
+	// last is the block that put or take used last. Pages come in order.
 	last    *baseBlock
 	lastKey baseKey
 }
 
-// baseKey names a block: the number of its first page, in blocks, and of which bases its copies are.
+// baseKey names a block: its first page divided by basePages, and which base its copies are.
 type baseKey struct {
 	block int64
 	base  lrc.Base
 }
 
-// baseBlock has the copies of some of its n pages.
+// baseBlock has the base copies of up to basePages pages; n are set.
 type baseBlock struct {
 	n     int
 	pages [basePages]*pageBytes
 }
 
-// freeBlocks are empty.
+// freeBlocks recycles empty blocks.
 var freeBlocks = sync.Pool{New: func() any { return new(baseBlock) }}
 
-// at returns base b of page p, nil if it is not there. Several may call it at once while nobody changes the bases.
+// at returns base b of page p, or nil. Calls may run concurrently while the bases do not change.
 func (s *bases) at(p page.Index, b lrc.Base) *pageBytes {
 	if b == lrc.BaseZero {
 		return zeroPage
@@ -232,7 +232,7 @@ func (s *bases) at(p page.Index, b lrc.Base) *pageBytes {
 	return nil
 }
 
-// find returns the block of base b of page p, nil if there is none.
+// find returns the block with base b of page p, or nil.
 func (s *bases) find(p page.Index, b lrc.Base) *baseBlock {
 	if key := (baseKey{int64(p) / basePages, b}); s.last == nil || key != s.lastKey {
 		s.last, s.lastKey = s.blocks[key], key
@@ -240,7 +240,7 @@ func (s *bases) find(p page.Index, b lrc.Base) *baseBlock {
 	return s.last
 }
 
-// put makes content base b of page p, in the place of what is that already.
+// put sets base b of page p to content, and frees the previous copy.
 func (s *bases) put(p page.Index, b lrc.Base, content *pageBytes) {
 	x := s.find(p, b)
 	if x == nil {
@@ -261,7 +261,7 @@ func (s *bases) put(p page.Index, b lrc.Base, content *pageBytes) {
 	*at = content
 }
 
-// take removes base b of page p and returns it, nil if it is not there.
+// take removes base b of page p and returns it, or nil.
 func (s *bases) take(p page.Index, b lrc.Base) (content *pageBytes) {
 	x := s.find(p, b)
 	if x == nil {
@@ -281,8 +281,7 @@ func (s *bases) take(p page.Index, b lrc.Base) (content *pageBytes) {
 	return content
 }
 
-// vacate removes bases while others may be calling at for other pages. Before anybody calls put or take, sweep is
-// called.
+// vacate removes bases while other goroutines may call at for other pages. Call sweep before the next put or take.
 func (s *bases) vacate(drop []lrc.PageBase) {
 	for _, d := range drop {
 		for p := d.Range.Start; p < d.Range.End; p++ {
@@ -302,7 +301,7 @@ func (s *bases) vacate(drop []lrc.PageBase) {
 	}
 }
 
-// sweep ends what vacate began, and returns how many pages of memory that gave back.
+// sweep completes preceding vacates, and returns how many pages of memory they freed.
 func (s *bases) sweep() (vacated int) {
 	for _, key := range s.empty {
 		freeBlocks.Put(s.blocks[key])
@@ -314,7 +313,7 @@ func (s *bases) sweep() (vacated int) {
 	return vacated
 }
 
-// putBasesLocked keeps what the pages of rg have in pages as their base b. The memory is the file's from now on.
+// putBasesLocked stores pages as base b of the pages of rg. The file owns their memory from now on.
 func (f *File) putBasesLocked(rg page.Range, b lrc.Base, pages []*pageBytes) {
 	for i, content := range pages {
 		f.bases.put(rg.Start+page.Index(i), b, content)
@@ -322,7 +321,7 @@ func (f *File) putBasesLocked(rg page.Range, b lrc.Base, pages []*pageBytes) {
 	f.countBases()
 }
 
-// copies is how many pages of memory a base takes.
+// copies returns the number of memory pages that a base occupies: 0 or 1.
 func copies(content *pageBytes) int {
 	if content == nil || content == zeroPage {
 		return 0
@@ -330,7 +329,7 @@ func copies(content *pageBytes) int {
 	return 1
 }
 
-// countBases tells the account what the bases take.
+// countBases updates the counters and the account. It asks for relief if little memory is left.
 func (f *File) countBases() {
 	s := &f.bases
 	f.count(func(c *Counters) { c.Bases.Add(int64(s.n) - s.counted) })
@@ -346,7 +345,7 @@ func (f *File) countBases() {
 	}
 }
 
-// dropBasesLocked forgets bases that nobody has any more.
+// dropBasesLocked removes bases that no replica needs any more.
 func (f *File) dropBasesLocked(drop []lrc.PageBase) {
 	if len(drop) == 0 {
 		return

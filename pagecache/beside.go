@@ -11,64 +11,64 @@ import (
 	"github.com/gaiafs/gaiafs/versions"
 )
 
-// Programs may change home beside the mount, directly in SOURCE. Home says that this happened (Home.Look), but not to
-// which pages. So all pages are in doubt from then on, and each is settled before anything is done that needs to know
-// what home has: an acquire, a collect, a change of home through the mount. A background pass settles the others.
+// Programs may change home directly in SOURCE. Home.Look reports that this happened, but not which pages changed. From
+// then on all pages are in doubt. Each page is settled before any operation that depends on home's bytes: an acquire, a
+// collect, or a change of home through the mount. A background pass settles the rest.
 //
-// Such a change is like a write of a CPU program that was not announced. Settling a page makes up for what ChangeHome
-// would have done before it:
+// Such a change is like an unannounced write of a CPU program. Settling a page makes up for what ChangeHome would have
+// done before that write:
 //
-//   - A tracked page whose base is home, and whose bytes in home have the digest that was agreed on, did not change.
-//   - If they have another digest, the base is found elsewhere and kept as a copy: the bytes of any replica that have
-//     the agreed digest, or home's without what lies behind its former end, or a mixture of both, since a device that
-//     stored into the page has the base elsewhere. Then home has moved on.
-//   - Replicas that were filled before and after the change, but before it was noticed, do not agree. Then home has
-//     moved on. Those that have what home has now are up to date. Of the others, the first keeps its base; the rest,
-//     each with another base, are brought up to date at once. A replica without digests is filled again.
-//   - A page whose base is a copy needs nothing else: the copy stays, and home has moved on.
-//   - So has home for pages without tracked replicas. They are filled again.
-//   - If every replica was stored into and home was changed too, in so many places that the base cannot be put
-//     together, it is lost. What home has now becomes the base: all that differs from it on a device counts as stored
-//     there. The device's stores survive. So do its other bytes of the page, and changes of these in home are lost.
-//     Such pages are counted and named in the log.
+//   - A tracked page has home as its base, and home's bytes still have the agreed digest: the page did not change.
+//   - If home's bytes have another digest, the base is searched for and kept as a copy. Candidates are a replica's
+//     bytes with the agreed digest; home's bytes without those past the former end; and mixtures of both, because a
+//     device that stored into the page still has the base in the rest of it. Then home has moved on.
+//   - Replicas may not agree, if some were filled before the change and some after it but before it was noticed. Then
+//     home has moved on. Replicas that equal home now are up to date. Of the others, the first keeps its base. Those
+//     with a different base are brought up to date at once. A replica without digests is filled again.
+//   - A page whose base is already a copy needs nothing else: the copy stays, and home has moved on.
+//   - For pages without tracked replicas home has moved on too. They are filled again.
+//   - The base is lost if every replica was stored into, and home was changed in too many places to reconstruct the
+//     base. Home's present bytes then become the base: every difference on a device counts as stored there. The
+//     device's stores survive. The device's other bytes of the page survive too, and overwrite direct changes of these
+//     bytes in home. Such pages are counted and named in the log.
 
-// A collect looks again and again: before it asks what the bases of released pages are, and right before each write,
-// which may be much later. What others do in the microseconds between that look and the write is
-// overwritten: no system call writes only where a file is as it was.
+// A collect looks at home repeatedly: before it determines the bases of released pages, and again right before each
+// write, which may be much later. Direct changes made in the microseconds between that look and the write are
+// overwritten: no system call writes only if a file is unchanged.
 //
-// A look cannot always tell: not what others do after it, nor, where nobody reports events, what they do while the
-// mount changes the file. So what is about to be kept as a base is compared with what its replicas agreed on, and where
-// it is something else, home counts as changed. Nobody's bytes become a base of which they were never a part.
+// A look cannot detect everything. It misses later changes and, if no events are reported, changes made while the mount
+// itself changes the file. So bytes that are about to be kept as a base are compared with what the replicas agreed on.
+// If they differ, home counts as changed. Bytes never become a base that they were not part of.
 
-// mostBeside is how often something begins again since home changed meanwhile, after home was compared. Each time that
-// needs somebody who changes a page back in the microseconds between, so it ends long before; but nobody could hold
-// File.mu for good. What was asked for fails, and released bytes are kept and tried again.
+// mostBeside limits how often an operation starts over because home changed after it was compared. Each repetition
+// needs a program that changes a page in the microseconds between, so it normally ends much earlier; but nobody may be
+// able to hold File.mu forever. At the limit the operation fails. Released bytes are kept and tried again.
 const mostBeside = 100
 
-// besides counts how often home changed meanwhile.
+// besides counts how often home changed during an operation.
 type besides int
 
-// again reports whether err says that home changed, and of which pages, and has not too often. Otherwise it returns
-// err, or what is to be said instead.
+// again reports whether the operation should start over: err is changedBeside, and the limit is not reached. pages are
+// those that changed. Otherwise it returns the error to report.
 func (n *besides) again(err error) (pages []page.Range, again bool, _ error) {
 	beside := (*changedBeside)(nil)
 	if !errors.As(err, &beside) {
 		return nil, false, err
 	}
 	if *n++; *n > mostBeside {
-		return nil, false, fail(syscall.EIO, "the backing file is changed directly, again and again, in a page that devices changed too")
+		return nil, false, fail(syscall.EIO, "the backing file keeps being changed directly in a page that devices changed too")
 	}
 	return beside.pages, true, nil
 }
 
-// CheckHome asks whether somebody changed home beside the mount since the last time that the File looked. Replicas are
-// not changed yet, but nobody is served from them any more before they are settled.
+// CheckHome reports whether home was changed directly in SOURCE since the File last looked. It does not update replicas
+// yet, but none serves a read before it is settled.
 func (f *File) CheckHome(ctx context.Context) (changed bool, err error) {
 	changed, _, err = f.checkedIn(ctx)
 	return changed, err
 }
 
-// checkedIn is CheckHome that also returns the kernel's pages of the file. Nobody else is told of the change.
+// checkedIn is CheckHome that also returns the kernel's pages of the file. A change is reported only to this caller.
 func (f *File) checkedIn(ctx context.Context) (changed bool, kernel KernelPages, err error) {
 	if err := f.mu.LockIn(ctx); err != nil {
 		return false, nil, err
@@ -99,7 +99,8 @@ func (f *File) lookLocked(ctx context.Context) error {
 	return nil
 }
 
-// asSeenLocked fails with changedBeside if somebody changed home since the last look, of which this is none.
+// asSeenLocked fails with changedBeside if home was changed directly since the last look. It does not count as a look
+// itself.
 func (f *File) asSeenLocked() error {
 	n, err := f.home.Look()
 	if err == nil && n != f.changes {
@@ -108,7 +109,7 @@ func (f *File) asSeenLocked() error {
 	return err
 }
 
-// changedBesideLocked puts all pages in doubt, since somebody changed home beside the mount. size is what home has now.
+// changedBesideLocked puts all pages in doubt after a direct change of home. size is home's present size.
 func (f *File) changedBesideLocked(ctx context.Context, size int64) error {
 	if len(f.doubt) == 0 {
 		f.c.log.Info("the backing file was changed directly; replicas are compared with it", "file", f.Name())
@@ -126,9 +127,9 @@ func (f *File) changedBesideLocked(ctx context.Context, size int64) error {
 	return f.resizedLocked(ctx, size)
 }
 
-// resizedLocked takes note of a size that home was given beside the mount. It settles the page of the end while the
-// former size is known. No replica may be brought up to date between that and the moment when its bytes past the former
-// end are zeroed: it would lose what home was made longer by.
+// resizedLocked handles a size that was set directly in SOURCE. It settles the page at the end while the former size is
+// still known. No replica may be brought up to date before its bytes past the former end are zeroed: zeroing it
+// afterwards would lose the bytes that home gained.
 func (f *File) resizedLocked(ctx context.Context, size int64) error {
 	before := f.size
 	if size == before {
@@ -136,7 +137,7 @@ func (f *File) resizedLocked(ctx context.Context, size int64) error {
 	}
 	ends := page.Bytes{Off: before, End: size}.Pages()
 	if size < before {
-		// what is behind its page is nobody's any more
+		// the pages behind it belong to nobody any more
 		ends = page.Bytes{Off: size &^ (page.Size - 1), End: size}.Pages()
 	}
 	if err := f.settleOnlyLocked(ctx, ends); err != nil {
@@ -148,8 +149,8 @@ func (f *File) resizedLocked(ctx context.Context, size int64) error {
 			return err
 		}
 		err = f.cutLocked(ctx, size)
-	} else if !f.longerLocked() { // the kernel may have known these bytes to be part of the file
-		// A replica that was filled after home became longer, and before anybody looked, has what was added.
+	} else if !f.longerLocked() { // the kernel may already have counted these bytes as part of the file
+		// A replica that was filled after home grew, and before the next look, has the added bytes.
 		if err := f.movedLocked(ctx, ends); err != nil {
 			return err
 		}
@@ -161,7 +162,8 @@ func (f *File) resizedLocked(ctx context.Context, size int64) error {
 	return err
 }
 
-// movedLocked says that home moved on in rg, and keeps what it has there now for the replicas that have that.
+// movedLocked records that home moved on in rg. It keeps home's present bytes as the base of the replicas that have
+// them.
 func (f *File) movedLocked(ctx context.Context, rg page.Range) error {
 	for found := besides(0); ; {
 		plan := f.lrc.BeginCompare(rg)
@@ -198,8 +200,8 @@ func (f *File) keepMovedLocked(plan lrc.ComparePlan, k keeping) {
 	}
 }
 
-// keepEndLocked keeps what home has of the page that a new end is in, or a former one, before it is zeroed from there
-// on.
+// keepEndLocked keeps home's bytes of the page that holds end, a new or a former end of file, before the page is zeroed
+// from there on.
 func (f *File) keepEndLocked(ctx context.Context, end int64) error {
 	rg := page.Range{Start: page.Index(end >> page.Shift), End: page.Count(end)}
 	if rg.Empty() || len(f.lrc.Keeps([]page.Range{rg}, versions.CPU)) == 0 {
@@ -208,9 +210,9 @@ func (f *File) keepEndLocked(ctx context.Context, end int64) error {
 	return f.movedLocked(ctx, rg)
 }
 
-// foundChangedLocked is told of pages that were to be kept and that home has otherwise than replicas agreed on:
-// somebody changed them beside the mount, when a look could not tell. Of the page that the file ends in, a device may
-// have agreed on what programs stored past the end, as nobody else did.
+// foundChangedLocked handles pages whose bytes in home differ from what replicas agreed on: they were changed directly,
+// undetected by a look. The page at the end of file is an exception: a device may have agreed there on bytes that
+// programs stored past the end.
 func (f *File) foundChangedLocked(ctx context.Context, pages []page.Range) error {
 	f.doubt = union(f.doubt, pages)
 	if len(before(slices.Clone(pages), page.Index(f.size>>page.Shift))) == 0 {
@@ -220,7 +222,7 @@ func (f *File) foundChangedLocked(ctx context.Context, pages []page.Range) error
 	return f.lookLocked(ctx)
 }
 
-// settleDue settles what is in doubt, a part at a time: the sooner, the more likely it is that a base can be found.
+// settleDue settles a part of the pages in doubt. The sooner it does, the likelier a base is found.
 func (f *File) settleDue(ctx context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -234,12 +236,12 @@ func (f *File) settleDue(ctx context.Context) error {
 	return err
 }
 
-// doubtfulLocked reports whether home may have changed unseen in rg.
+// doubtfulLocked reports whether undetected changes of home are possible in rg.
 func (f *File) doubtfulLocked(rg page.Range) bool {
 	return len(f.doubt) > 0 && slices.ContainsFunc(f.doubt, rg.Overlaps)
 }
 
-// settleSomeLocked settles pages of rg up to next, no more than one hold should.
+// settleSomeLocked settles the pages of rg before next, at most as many as one hold allows.
 func (f *File) settleSomeLocked(ctx context.Context, rg page.Range) (next page.Index, err error) {
 	next = rg.End
 	count := int64(0)
@@ -255,8 +257,8 @@ func (f *File) settleSomeLocked(ctx context.Context, rg page.Range) (next page.I
 	return next, f.settleHomeLocked(ctx, page.Range{Start: rg.Start, End: next})
 }
 
-// settleHomeLocked finds out which pages of rg that are in doubt did change. Where that takes more memory than there
-// is, it brings their replicas up to date.
+// settleHomeLocked finds out which pages in doubt of rg changed. If the bases take more memory than there is, it brings
+// the replicas up to date.
 func (f *File) settleHomeLocked(ctx context.Context, rg page.Range) error {
 	return f.settleWithLocked(ctx, rg, func(part page.Range) error {
 		if f.c.memory.fits(0) {
@@ -266,12 +268,12 @@ func (f *File) settleHomeLocked(ctx context.Context, rg page.Range) error {
 	})
 }
 
-// settleOnlyLocked is settleHomeLocked that leaves replicas alone.
+// settleOnlyLocked is settleHomeLocked without updating replicas.
 func (f *File) settleOnlyLocked(ctx context.Context, rg page.Range) error {
 	return f.settleWithLocked(ctx, rg, func(page.Range) error { return nil })
 }
 
-// settleWithLocked settles pages of rg, and calls then with every part that is settled.
+// settleWithLocked settles pages of rg, and calls then for every settled part.
 func (f *File) settleWithLocked(ctx context.Context, rg page.Range, then func(part page.Range) error) error {
 	tries := allTries
 	for _, run := range intersect(f.doubt, []page.Range{rg}) {

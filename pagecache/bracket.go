@@ -14,27 +14,27 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/residency"
 )
 
-// Use is a range that a bracket uses: the Len bytes at Off, counted from the start of the mapping.
+// Use is a range that a bracket uses: Len bytes at Off, counted from the start of the mapping.
 type Use struct {
 	Mapping  *Mapping
 	Off, Len int64
 }
 
-// UseOptions say how a bracket is asked for.
+// UseOptions are the options of Cache.Use.
 type UseOptions struct {
-	// Nested says that whoever asks has a bracket already, and ends none before he has this one.
+	// Nested means that the caller already has a bracket, and ends none before it gets this one.
 	Nested bool
-	// Patience is how long he waits for others to end theirs. 0 stands for DefaultPatience.
+	// Patience is the longest wait for other brackets to end. 0 stands for DefaultPatience.
 	Patience time.Duration
 	Process  uint32
-	// Keeper keeps the bracket after its end, where it may: Bracket.Kept. nil: it is not to be kept.
+	// Keeper keeps the bracket open after its end, if allowed (Bracket.Kept). nil: the bracket is not kept.
 	Keeper Keeper
 }
 
-// DefaultPatience is that of UseOptions.
+// DefaultPatience is the default of UseOptions.Patience.
 const DefaultPatience = time.Minute
 
-// mostMoves is how many Moves a client is sent before it has answered some.
+// mostMoves is how many MOVEs are sent to a client before their answers are waited for.
 const mostMoves = 32
 
 // Bracket keeps the memory of its ranges at the client's addresses until Done.
@@ -42,21 +42,21 @@ type Bracket struct {
 	grant *residency.Grant
 	parts []*Mapping
 	done  sync.Once
-	// kept are those of the device that keep brackets, keeper is who keeps this one. nil: nobody. Immutable.
+	// kept has the kept brackets of the device, keeper keeps this one. Both nil: it is not kept. Immutable.
 	kept   *kept
 	keeper Keeper
 }
 
-// Kept reports whether the client may keep the bracket, and use its ranges again without asking, until its Keeper is
-// asked to Recall what it does not use.
+// Kept reports whether the client may keep the bracket, and use its ranges again without asking. It may do so until its
+// Keeper is asked to Recall unused brackets.
 func (b *Bracket) Kept() bool { return b.keeper != nil }
 
-// Use returns a bracket in which all of the ranges have memory, with their bytes, at their clients' addresses: memory
-// of the device, or pinned memory of the host where that is full. Pages that the device has are not brought up to date;
-// an acquire does that. Ranges of mappings that do not move need nothing. It blocks on home, on devices, on clients,
-// and for at most Patience on brackets of others. Errors: EINVAL (a range, or mappings on several devices), ENOMEM (it
-// can never fit), ETIMEDOUT, EDEADLK (Nested, and it would have to wait), those of home and of the device, and those of
-// a client that could not map the memory.
+// Use returns a bracket. All of its ranges have memory, with their bytes, at their clients' addresses: device memory,
+// or pinned host memory if the device is full. Use does not bring pages up to date that the device already has; an
+// acquire does that. Ranges of mappings that do not move need nothing. Use blocks on home, on devices, on clients, and
+// for at most Patience on other brackets. Errors: EINVAL (a range, or mappings on several devices), ENOMEM (it can
+// never fit), ETIMEDOUT, EDEADLK (Nested, and it would have to wait), those of home and of the device, and those of a
+// client that could not map the memory.
 func (c *Cache) Use(ctx context.Context, uses []Use, o UseOptions) (*Bracket, error) {
 	if o.Patience == 0 {
 		o.Patience = DefaultPatience
@@ -87,8 +87,8 @@ func (c *Cache) Use(ctx context.Context, uses []Use, o UseOptions) (*Bracket, er
 	}
 }
 
-// usedRanges joins the ranges of each movable mapping, in whole extents of new ones, so that a client has nothing at
-// its addresses that was not brought. All are of one device.
+// usedRanges joins the ranges of each movable mapping. It widens them to whole extents of the size of new ones, so that
+// everything at the client's addresses has been brought. All mappings must be on one device.
 func usedRanges(uses []Use) (ranges map[*Mapping][]page.Range, dev *device, err error) {
 	ranges = make(map[*Mapping][]page.Range)
 	for _, u := range uses {
@@ -100,7 +100,7 @@ func usedRanges(uses []Use) (ranges map[*Mapping][]page.Range, dev *device, err 
 			dev = u.Mapping.dev
 		}
 		if u.Mapping.dev != dev {
-			return nil, nil, fail(syscall.EINVAL, "a bracket has mappings of one device: not of %d and %d",
+			return nil, nil, fail(syscall.EINVAL, "a bracket takes mappings on one device, not on both %d and %d",
 				dev.info.Ordinal,
 				u.Mapping.dev.info.Ordinal)
 		}
@@ -136,7 +136,7 @@ func (c *Cache) use(ctx context.Context, ranges map[*Mapping][]page.Range, dev *
 	}
 	defer func() {
 		if err != nil && ctx.Err() != nil {
-			c.lanes.work.Go(b.Done) // a file may hang
+			c.lanes.work.Go(b.Done) // this may block if a file hangs
 		} else if err != nil {
 			b.Done()
 		}
@@ -165,7 +165,7 @@ func (c *Cache) use(ctx context.Context, ranges map[*Mapping][]page.Range, dev *
 	return b, nil
 }
 
-// part returns what a bracket uses of m: a mapping of its own, as long as the bracket lasts.
+// part returns a Mapping for the pages of m that a bracket uses. It lasts as long as the bracket.
 func (m *Mapping) part(ctx context.Context, pin *residency.Pin) (*Mapping, error) {
 	p := &Mapping{
 		f: m.f, h: m.h, dev: m.dev, writable: m.writable, process: m.process, user: m.user, intruder: m.intruder,
@@ -181,7 +181,7 @@ func (m *Mapping) part(ctx context.Context, pin *residency.Pin) (*Mapping, error
 	return p, nil
 }
 
-// thereLocked reports whether the client has all of the memory, with every page in it.
+// thereLocked reports whether the client has mapped all of the memory, and the memory has all of the bytes.
 func (p *Mapping) thereLocked() bool {
 	for _, x := range p.pin.Extents() {
 		own, _ := p.h.at(x.Pages().Start)
@@ -204,7 +204,7 @@ func (p *Mapping) thereLocked() bool {
 	return true
 }
 
-// fill sees to it that every page of the part has its bytes, and that the client may be given the memory.
+// fill fetches missing bytes of the part, and makes its memory safe to give to the client.
 func (p *Mapping) fill(ctx context.Context) error {
 	f := p.f
 	if err := f.mu.LockIn(ctx); err != nil {
@@ -229,7 +229,7 @@ func (p *Mapping) fill(ctx context.Context) error {
 	return p.revealLocked(ctx)
 }
 
-// give has the client map what it does not have of parts, which are its own.
+// give makes the client map the extents of parts that it has not mapped. parts belong to the caller.
 func give(ctx context.Context, parts []*Mapping) (err error) {
 	var waits []func(ctx context.Context) error
 	answered := func() {
@@ -261,7 +261,7 @@ func give(ctx context.Context, parts []*Mapping) (err error) {
 	return err
 }
 
-// give begins to have the client map an extent. wait is nil where the client has it.
+// give begins to make the client map an extent. wait is nil if the client has it already.
 func (p *Mapping) give(ctx context.Context, x *residency.Extent) (wait func(ctx context.Context) error, err error) {
 	if err := p.f.mu.LockIn(ctx); err != nil {
 		return nil, err
@@ -272,7 +272,7 @@ func (p *Mapping) give(ctx context.Context, x *residency.Extent) (wait func(ctx 
 		l = own.leaseLocked(p.whole)
 	}
 	p.f.mu.Unlock()
-	if l == nil { // it went with its device
+	if l == nil { // it was lost with its device
 		return nil, p.dev.gone()
 	}
 	if wait, err = l.give(); err != nil {
@@ -281,7 +281,7 @@ func (p *Mapping) give(ctx context.Context, x *residency.Extent) (wait func(ctx 
 	return wait, err
 }
 
-// evictUnshared has extents of rg go that m's client must not share with those who were given them.
+// evictUnshared evicts the extents of rg that m's client must not share with their present clients.
 func (m *Mapping) evictUnshared(ctx context.Context, rg page.Range) {
 	var old []*extent
 	if m.f.mu.LockIn(ctx) != nil {
@@ -298,14 +298,14 @@ func (m *Mapping) evictUnshared(ctx context.Context, rg page.Range) {
 	}
 }
 
-// Done ends the bracket, once: what it used may move from now on. It does not wait for clients.
+// Done ends the bracket; repeated calls do nothing. Its memory may move from now on. Done does not wait for clients.
 func (b *Bracket) Done() {
 	b.done.Do(func() {
 		if b.keeper != nil {
 			b.kept.drop(b.keeper)
 		}
 		for _, p := range b.parts {
-			if !p.whole.hears() { // the lease that stays could not be taken back
+			if !p.whole.hears() { // the remaining lease could not be taken back
 				p.whole.chargeLeases(nil)
 			}
 			p.f.mu.Lock()

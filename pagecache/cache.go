@@ -34,45 +34,45 @@ const (
 type Options struct {
 	// Devices are the devices that files may be mapped on. The Cache closes them in Close.
 	Devices []gpubackend.Device
-	// HostMemory is the number of bytes that what grows with the work of others may take (account). 0 stands for
-	// DefaultHostMemory.
+	// HostMemory limits, in bytes, the host memory that grows with use (account). 0 stands for DefaultHostMemory.
 	HostMemory int64
-	// WriteBackInterval is the age at which released bytes are home at the latest. 0 stands for
+	// WriteBackInterval is the longest time before released bytes are written home. 0 stands for
 	// DefaultWriteBackInterval.
 	WriteBackInterval time.Duration
-	// DeviceReads says when CPU reads of pages that home has are served from devices. What is read ahead from them
-	// takes half of HostMemory at most, and 4 GiB.
+	// DeviceReads says when devices serve CPU reads of pages that home has too. Read-ahead from devices takes at most
+	// half of HostMemory, and at most 4 GiB.
 	DeviceReads DeviceReads
-	// WriteBack says that the kernel caches writes, so that it may hold pages that it never asked for.
+	// WriteBack says that the kernel caches writes. It may then hold pages that it never read.
 	WriteBack bool
-	// BufferedReads has devices filled through the host's page cache, also from homes that are DirectReaders.
+	// BufferedReads fills devices through the host's page cache even if home is a DirectReader.
 	BufferedReads bool
-	// NeighbourLinks has views filled over the links of other devices, too, while these are idle.
+	// NeighbourLinks fills views over the links of other, idle devices too.
 	NeighbourLinks bool
-	// TrustUsers has all users share memory, whoever they are and whatever became of their rights.
+	// TrustUsers lets all users share memory, whatever rights to the file they have or had.
 	TrustUsers bool
-	// Hold, if it is not nil, is called before released bytes begin to wait for being brought home, and end when none
-	// wait any more. Neither may block. A release waits until held is closed, but no longer than a second.
+	// Hold, if not nil, is called before released bytes start to wait for being brought home; end is called when none
+	// wait any more. Neither may block. A release waits until held is closed, but at most a second.
 	Hold func() (held <-chan struct{}, end func())
-	// UserShare is the part of each device's memory that the programs of one user may map, where MapRequest.Limited
-	// says so. 0 stands for all of it.
+	// UserShare is the part of each device's memory that the programs of one user may map if MapRequest.Limited is set.
+	// 0 stands for all of it.
 	UserShare float64
-	// Eviction is the name of the rule that says which extent goes first when a device is full, one of EvictionNames.
-	// "" stands for DefaultEviction.
+	// Eviction names the rule that says which extent goes first when a device is full: one of EvictionNames. "" stands
+	// for DefaultEviction.
 	Eviction string
-	// Transfers is the name of the discipline that says which transfer of a device begins next, one of TransferNames.
-	// "" stands for DefaultTransfers.
+	// Transfers names the discipline that says which transfer of a device begins next: one of TransferNames. "" stands
+	// for DefaultTransfers.
 	Transfers string
-	// LiveBudget has each device's budget follow what other programs take of its memory, up to what the device was made
-	// with.
+	// LiveBudget lets each device's budget follow the memory use of other programs, up to the budget that the device
+	// was made with.
 	LiveBudget bool
-	// Preferences say where files are to be.
+	// Preferences say where files should be kept.
 	Preferences []Preference
-	// Tenants are those of unequal shares, CheckTenants found nothing wrong. Others have weight 1.
+	// Tenants lists the tenants with unequal shares, as checked by CheckTenants. All others have weight 1.
 	Tenants []Tenant
-	// PinnedMemory is the bytes of the host's memory that may be pinned for what devices have no room for. 0: none.
+	// PinnedMemory is how much host memory may be pinned, in bytes, for extents that do not fit on devices. 0 means
+	// none.
 	PinnedMemory int64
-	// Log receives what nobody waits for. nil discards.
+	// Log receives errors and events that no caller waits for. nil discards them.
 	Log *slog.Logger
 
 	stuckAfter time.Duration // 0 stands for defaultStuckAfter
@@ -83,67 +83,69 @@ type Cache struct {
 	log       *slog.Logger
 	interval  time.Duration
 	writeBack bool
-	// bufferedReads and neighbourLinks are immutable, and so is leastRelayed: of a constant's value, but in tests.
+	// bufferedReads, neighbourLinks and leastRelayed are immutable. Tests set leastRelayed; otherwise it is the
+	// constant.
 	bufferedReads, neighbourLinks bool
 	leastRelayed                  int64
 	// trustUsers is immutable.
 	trustUsers bool
 
 	devices []*device // immutable
-	// pinned is the memory of the host that devices use where they have no room.
+	// pinned is the host memory that devices use when their own is full.
 	pinned *residency.Pinned
-	// preferences are those of SetPreferences; nil before.
+	// preferences were set by SetPreferences; nil before the first call.
 	preferences atomic.Pointer[[]Preference]
 
 	mu    sync.Mutex
 	files map[FileID]*File // protected by mu
-	// coldWays are by the numbers of filesystems; protected by mu.
+	// coldWays is keyed by the device number of the filesystem. Protected by mu.
 	coldWays map[uint64]*mover.ColdWay
-	// viewsByKey has the views that there are. Protected by mu.
+	// viewsByKey has all views. Protected by mu.
 	viewsByKey map[viewKey]*View
 	closed     bool    // protected by mu
-	losses     []*Loss // protected by mu; what was lost with devices so far
-	// noDirectReasons are why files are read through the host's page cache although they need not be. Protected by mu.
+	losses     []*Loss // protected by mu; everything that was lost with devices so far
+	// noDirectReasons say why files are read through the host's page cache although BufferedReads is not set.
+	// Protected by mu.
 	noDirectReasons []string
 
-	leastPeer int64 // immutable: of a constant's value, but in tests
-	// leastFlight is how many pages a read needs from devices for them to fly. landPause is the constant of
-	// that name, but in tests. Immutable.
+	leastPeer int64 // immutable; tests lower it
+	// leastFlight is the number of pages that a read must fetch from devices before they fly. landPause is the constant
+	// of that name unless a test changes it. Both are immutable.
 	leastFlight int64
 	landPause   time.Duration
-	// gather is gatherTime, but in tests. Immutable.
+	// gather is gatherTime unless a test changes it. Immutable.
 	gather func(size int64) time.Duration
-	// noPeer has the devicePairs that turned out to have no direct way.
+	// noPeer is the set of devicePairs that turned out to have no direct path.
 	noPeer sync.Map
 
 	clean      *cleanread.Cache
 	stuckAfter time.Duration // immutable
-	serials    atomic.Uint64 // of Files
+	serials    atomic.Uint64 // numbers Files
 
 	publications publications
-	// live shows what goes on to those who watch.
+	// live publishes transfers and events to watchers.
 	live live.Feed
 
 	memory   account
 	pages    pageMemory // of bases
 	counters Counters
-	// recording is what accesses are written down in, nil while nobody asks for it.
+	// recording receives accesses; nil while nobody records.
 	recording atomic.Pointer[Recording]
 
 	background sync.WaitGroup
 	lanes      lanes
-	reads      sync.WaitGroup // of home, that go on without File.mu on behalf of mappings
+	reads      sync.WaitGroup // reads of home for mappings that run without File.mu
 	stop       context.CancelFunc
-	relieve    chan struct{} // base copies take too much
+	relieve    chan struct{} // base copies take too much memory
 	lost       chan struct{} // a device was lost
 	failed     chan struct{} // bytes could not be brought home
 	idle       chan struct{} // the last mapping ended
 	mapped     atomic.Int64  // mappings
-	flushing   chan struct{} // holds an element while a Flush goes on
+	flushing   chan struct{} // holds one element while a Flush runs
 	hold       pendingHold
 }
 
-// deviceMemory is what the Cache does with a gpubackend.Device but for moving bytes, which is the mover's.
+// deviceMemory is the part of gpubackend.Device that the Cache calls itself. The mover makes the calls that move bytes.
 type deviceMemory interface {
 	Key() *gpubackend.DigestKey
 	Alloc(size int64) (gpubackend.Memory, error)
@@ -154,7 +156,7 @@ type deviceMemory interface {
 	Close() error
 }
 
-// zeroed is a device that package residency allocates memory of. The mover zeroes it.
+// zeroed is the device from which package residency allocates memory. Its Zero goes through the mover.
 type zeroed struct {
 	gpubackend.Device
 	moves *mover.Device
@@ -167,26 +169,26 @@ func (z zeroed) Zero(ctx context.Context, mem gpubackend.Memory, off, n int64) e
 // device is a gpubackend.Device and what the Cache knows of it.
 type device struct {
 	deviceMemory
-	// moves has all transfers to, from and within the memory, and knows what CPU reads take. Immutable.
+	// moves makes all transfers to, from and within the memory, and measures how long CPU reads take. Immutable.
 	moves *mover.Device
 	info  gpubackend.Info
 	owner versions.Owner
 	lost  atomic.Bool
-	// transfers is the name of the discipline of moves.
+	// transfers is the name of the discipline that moves uses.
 	transfers atomic.Pointer[string]
-	// zeros are the digests of pages of zeros. Immutable.
+	// zeros are the digests of zero pages. Immutable.
 	zeros []gpubackend.Digest
-	// room is who has how much of the memory, serves what CPU reads ask.
+	// room accounts for the memory. serves answers CPU reads from the device.
 	room   *residency.Device
 	serves *cleanread.Device
-	// kept are the brackets that clients keep.
+	// kept are the brackets that clients keep open.
 	kept kept
 }
 
 // HighestDevice is the highest number that a device may have.
 const HighestDevice = versions.MaxGPU
 
-// New makes a Cache over the devices. It starts one goroutine, which Close ends.
+// New makes a Cache over the devices. It starts background goroutines, which Close ends.
 func New(o Options) (*Cache, error) {
 	if err := o.complete(); err != nil {
 		return nil, err
@@ -246,7 +248,7 @@ func New(o Options) (*Cache, error) {
 	return c, nil
 }
 
-// complete sets what was left out, and refuses what cannot be.
+// complete fills in defaults and rejects invalid options.
 func (o *Options) complete() error {
 	if o.HostMemory == 0 {
 		o.HostMemory = DefaultHostMemory
@@ -255,7 +257,7 @@ func (o *Options) complete() error {
 		o.WriteBackInterval = DefaultWriteBackInterval
 	}
 	if o.UserShare < 0 || o.UserShare > 1 {
-		return errors.New("the share of a user must be between nothing and all")
+		return errors.New("the share of a user must be between 0 and 1")
 	}
 	if o.HostMemory < 0 || o.PinnedMemory < 0 || o.WriteBackInterval < 0 {
 		return errors.New("the host memory, the pinned memory and the write-back interval must not be negative")
@@ -266,7 +268,7 @@ func (o *Options) complete() error {
 	return nil
 }
 
-// newDevice returns what the Cache knows of a device.
+// newDevice makes the Cache's record of a device.
 func (c *Cache) newDevice(d gpubackend.Device, info gpubackend.Info, o Options) (own *device, err error) {
 	own = &device{
 		deviceMemory: d, info: info, owner: versions.GPU(info.Ordinal),
@@ -287,7 +289,7 @@ func (c *Cache) newDevice(d gpubackend.Device, info gpubackend.Info, o Options) 
 	return own, err
 }
 
-// Live returns what those watch who want to see what the mount does. It is nil where there is no Cache.
+// Live returns the feed of what the mount does, for watchers. It returns nil if c is nil.
 func (c *Cache) Live() *live.Feed {
 	if c == nil {
 		return nil
@@ -295,8 +297,9 @@ func (c *Cache) Live() *live.Feed {
 	return &c.live
 }
 
-// Stage has devices with copy engines of their own make the host memory that a first load needs, in the background: the
-// mount can be used meanwhile. A device gives it back when nothing was loaded for a while. Close waits for it.
+// Stage makes devices with copy engines prepare the host memory that a first load needs. It works in the background, so
+// the mount can be used at once. A device frees this memory if nothing is loaded for a while. Close waits for Stage to
+// end.
 func (c *Cache) Stage(ctx context.Context) {
 	for _, d := range c.devices {
 		if !d.info.CopyEngines {
@@ -326,7 +329,7 @@ func (c *Cache) Devices() []gpubackend.Info {
 	return infos
 }
 
-// device returns the device with the UUID, or with the number where the UUID is zero.
+// device returns the device with the UUID, or, if the UUID is zero, the device with the number.
 func (c *Cache) device(kind gpubackend.Kind, ordinal int, uuid gpubackend.UUID) (*device, error) {
 	byUUID := uuid != gpubackend.UUID{}
 	for _, d := range c.devices {
@@ -352,16 +355,16 @@ func (c *Cache) device(kind gpubackend.Kind, ordinal int, uuid gpubackend.UUID) 
 		ordinal, len(c.devices), c.devices[0].info.Ordinal, c.devices[len(c.devices)-1].info.Ordinal)
 }
 
-// Lookup returns the File of id, or nil where no device holds anything of it.
+// Lookup returns the File of id, or nil if no device holds anything of it.
 func (c *Cache) Lookup(id FileID) *File {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.files[id]
 }
 
-// Forget drops whatever devices hold of a file whose last name and last open descriptor are gone. Mappings that still
-// exist keep what they map until they end. It does not wait for devices, for the caller may hold locks that requests
-// need. Where nobody works on the file, home is closed when Forget returns, so that its space is free.
+// Forget drops everything that devices hold of a file whose last name and last open descriptor are gone. Existing
+// mappings keep what they map until they end. Forget does not wait for devices, since the caller may hold locks that
+// requests need. If nobody works on the file, home is closed when Forget returns, so its space is free.
 func (c *Cache) Forget(id FileID) {
 	c.publications.forget(id)
 	f := c.Lookup(id)
@@ -381,17 +384,17 @@ func (c *Cache) Forget(id FileID) {
 	free := f.keepUnmappedLocked()
 	dropped := make(chan struct{})
 	defer close(dropped)
-	// f is still one of the Cache's files, so that Close waits for the task.
+	// f is still in the Cache's list, so Close waits for the task.
 	c.lanes.do(f, choreFree, func() {
-		<-dropped // or the caller would be the last user
+		<-dropped // otherwise the caller would be the last user
 		free()
 	})
 	f.orphan = true
 	f.dropIdleLocked()
 }
 
-// keepUnmappedLocked makes the caller a user of the extents that no client maps. free, which may wait for devices and
-// needs no lock, ends that.
+// keepUnmappedLocked makes the caller a user of all extents that no client maps. free ends this use; it may wait for
+// devices and needs no lock.
 func (f *File) keepUnmappedLocked() (free func()) {
 	var kept []*extent
 	for _, h := range f.holdings {
@@ -425,9 +428,9 @@ func (c *Cache) snapshotLosses() []*Loss {
 	return slices.Clone(c.losses)
 }
 
-// Close brings everything released home, frees all device memory and closes the devices. Mappings that still exist are
-// released first. It blocks for as long as that takes, or until ctx ends; the error names every file of which bytes
-// could not be brought home, or were lost with a device at any time.
+// Close brings everything released home, frees all device memory and closes the devices. It first releases mappings
+// that still exist. It blocks until this is done or ctx ends. The error names every file that lost released bytes, now
+// or earlier with a device.
 func (c *Cache) Close(ctx context.Context) error {
 	c.mu.Lock()
 	if c.closed {
@@ -445,10 +448,10 @@ func (c *Cache) Close(ctx context.Context) error {
 	}
 	c.endCopies()
 	if !all {
-		return errors.Join(errs...) // somebody may still use the devices
+		return errors.Join(errs...) // a goroutine may still use the devices
 	}
 	c.lanes.work.Wait()
-	c.background.Wait() // reads that came meanwhile may have started something
+	c.background.Wait() // reads that came in late may have started work
 	c.reads.Wait()
 	c.pages.free()
 	c.pinned.Trim(0)
@@ -460,7 +463,7 @@ func (c *Cache) Close(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// closeFiles brings everything released home and gives up the files. all says that none was left when ctx ended.
+// closeFiles brings everything released home and drops the files. all is false if some were left when ctx ended.
 func (c *Cache) closeFiles(ctx context.Context) (errs []error, all bool) {
 	errs, left := c.onFiles(ctx, c.snapshotFiles(), choreClose, true, func(f *File) error { return f.close(ctx) })
 	for _, f := range left {
@@ -470,8 +473,8 @@ func (c *Cache) closeFiles(ctx context.Context) (errs []error, all bool) {
 	return errs, len(left) == 0
 }
 
-// onFiles does something for each of files on its own, so that one that hangs holds up no other. It returns what went
-// wrong, and the files that were left when ctx ended or, unless it is patient, when all that were left were blocked.
+// onFiles calls do for each file in its own lane, so a file that hangs delays no other. It returns the errors, and the
+// files that were not done in time: when ctx ended or, if patient is false, when all remaining files were blocked.
 func (c *Cache) onFiles(ctx context.Context, files []*File, what chore, patient bool,
 	do func(*File) error) (errs []error, late []*File) {
 	left := make(map[*File]bool)
@@ -480,7 +483,7 @@ func (c *Cache) onFiles(ctx context.Context, files []*File, what chore, patient 
 		err error
 	}
 	ends := make(chan end)
-	given := make(chan struct{}) // closed when nobody listens to ends any more
+	given := make(chan struct{}) // closed when nobody reads ends any more
 	defer close(given)
 	for _, f := range files {
 		left[f] = true
@@ -517,7 +520,7 @@ func (c *Cache) onFiles(ctx context.Context, files []*File, what chore, patient 
 	return errs, nil
 }
 
-// close ends the mappings of the file, brings home what was released and gives the file up.
+// close ends the mappings of the file, brings home what was released, and drops the file.
 func (f *File) close(ctx context.Context) error {
 	var errs []error
 	for _, m := range f.snapshotMappings() {
@@ -527,7 +530,7 @@ func (f *File) close(ctx context.Context) error {
 	}
 	for _, v := range f.snapshotViews() {
 		for _, m := range v.snapshotMappings() {
-			_ = m.Unmap(ctx) // has nothing to release
+			_ = m.Unmap(ctx) // it has nothing to release
 		}
 	}
 	err := f.collectWhatCan(ctx)
@@ -542,7 +545,7 @@ func (f *File) close(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// failure is an error for a client: an errno to act on and a sentence to read.
+// failure is an error for a client: an errno for the program and a sentence for the user.
 type failure struct {
 	errno syscall.Errno
 	text  string

@@ -31,19 +31,19 @@ const (
 	ChangeTimes
 )
 
-// Change is a change of home that a request is about to make.
+// Change is a change of home by a request.
 type Change struct {
 	Kind     ChangeKind
 	Off, Len int64
-	// WriteBack says that the bytes are whole pages that the kernel had dirty, not bytes that a program just wrote.
+	// WriteBack means that the bytes are whole dirty pages from the kernel, not bytes that a program just wrote.
 	WriteBack bool
-	// Known is the size that the kernel knows, where that may be more than home's. For ChangeTruncate.
+	// Known is the size that the kernel knows, if that may exceed home's. For ChangeTruncate.
 	Known int64
 }
 
-// held returns the pages that the kernel may hold after the change although it did not before: those that a program
-// wrote whole, without reading them. A part of a page is only written into a copy that the kernel has, and write-back
-// is of such.
+// held returns the pages that the kernel may newly hold after the change: pages that a program wrote as a whole,
+// without reading them. The kernel writes part of a page only into a copy that it holds already, and writes back only
+// pages that it holds.
 func (c Change) held() page.Range {
 	if c.WriteBack || c.Kind != ChangeWrite && c.Kind != ChangeAppend {
 		return page.Range{}
@@ -51,12 +51,12 @@ func (c Change) held() page.Range {
 	return page.Span(c.Off, c.Len).Whole()
 }
 
-// ChangeHome carries out a change of home under the rules: do is called with the offset and the length of the change,
-// and its error is returned. A ChangeZero may be made in parts, by a call for each. What devices released of the pages
-// comes home first, since the writer has seen it; where that fails, do is not called. ErrDetached says that no device
-// holds anything of the file any more and that do was not called: the caller changes home as if there were no File. It
-// blocks on home and on devices, never on the kernel. Where ctx ends before do was called, home is as it was; a change
-// that has begun is carried through.
+// ChangeHome makes a change of home under the rules of coherence. It calls do with the offset and the length of the
+// change, and returns do's error. A ChangeZero may be made in several parts, with a call for each. Released bytes of
+// the pages are brought home first, since the writer may have seen them; if that fails, do is not called. ErrDetached
+// means that no device holds anything of the file any more and that do was not called: the caller then changes home
+// directly. ChangeHome blocks on home and on devices, never on the kernel. If ctx ends before do is called, home is
+// unchanged; a change that has begun is completed.
 func (f *File) ChangeHome(ctx context.Context, c Change, do func(off, n int64) error) error {
 	if c.Kind == ChangeWrite && c.Len > 0 {
 		if done, err := f.writeBeside(ctx, c, do); done {
@@ -87,7 +87,7 @@ func (f *File) ChangeHome(ctx context.Context, c Change, do func(off, n int64) e
 	}
 }
 
-// changeLocked is ChangeHome of what is changed at once. It began again as often as home was found changed meanwhile.
+// changeLocked makes one part of a change. found counts how often it started over because home changed.
 func (f *File) changeLocked(ctx context.Context, c Change, found besides, do func(off, n int64) error) error {
 	asked := c
 	before, err := f.settleEndLocked(ctx)
@@ -109,10 +109,10 @@ func (f *File) changeLocked(ctx context.Context, c Change, found besides, do fun
 	if err != nil {
 		return err
 	}
-	if f.size != before { // which a collect found out
+	if f.size != before { // a collect found a direct change
 		return f.changeAgainLocked(ctx, asked, found, &changedBeside{}, do)
 	}
-	// Bytes that programs stored past end of file are not part of it when it grows.
+	// When the file grows, bytes that programs stored past end of file do not become part of it.
 	grows := changed.End > before && !(f.c.writeBack && c.WriteBack) && !f.longerLocked()
 	if grows {
 		if err := f.keepEndLocked(ctx, before); err != nil {
@@ -145,8 +145,8 @@ func (f *File) changeLocked(ctx context.Context, c Change, found besides, do fun
 	return cmp.Or(err, note)
 }
 
-// changeAgainLocked begins a change again if err says that home was changed beside the mount meanwhile, and otherwise
-// returns err.
+// changeAgainLocked starts a change over if err says that home was changed directly during it. Otherwise it returns
+// err.
 func (f *File) changeAgainLocked(
 	ctx context.Context, c Change, found besides, err error, do func(off, n int64) error,
 ) error {
@@ -160,8 +160,8 @@ func (f *File) changeAgainLocked(
 	return f.changeLocked(ctx, c, found, do)
 }
 
-// settleEndLocked returns the size of home, after it made up for what others did to SOURCE since the last look: the
-// end, and what is in doubt there. A change may reach from the end.
+// settleEndLocked returns the size of home. Before that it handles direct changes since the last look: a changed size,
+// and doubt about the page at the end. A change may extend the file from there.
 func (f *File) settleEndLocked(ctx context.Context) (size int64, err error) {
 	sig, err := f.home.Signature()
 	if err != nil {
@@ -175,8 +175,8 @@ func (f *File) settleEndLocked(ctx context.Context) (size int64, err error) {
 	return sig.Size, f.settleHomeLocked(ctx, page.Span(sig.Size, 1).Pages())
 }
 
-// bringForChangeLocked brings home what has to be there before rg changes. room says that there is room for the bases
-// that the change needs; otherwise replicas were brought up to date to make some.
+// bringForChangeLocked brings home the bytes that must be there before rg changes. room reports whether there is memory
+// for the bases that the change needs. If not, replicas were brought up to date to make room.
 func (f *File) bringForChangeLocked(ctx context.Context, c Change, rg page.Range) (room bool, err error) {
 	landing := rg
 	if c.Kind == ChangeShift {
@@ -200,7 +200,7 @@ func (f *File) bringForChangeLocked(ctx context.Context, c Change, rg page.Range
 	return true, nil
 }
 
-// changedSizeLocked notes the size of home after a change up to end of a file that was before bytes long.
+// changedSizeLocked records the size of home after a change that reached up to end. before is the size before it.
 func (f *File) changedSizeLocked(ctx context.Context, c Change, before, end int64) error {
 	if c.Kind != ChangeShift {
 		return f.noteSizeLocked(before, max(before, end))
@@ -212,7 +212,7 @@ func (f *File) changedSizeLocked(ctx context.Context, c Change, before, end int6
 	return err
 }
 
-// writeLocked changes the bytes of rg, of which nothing is pending. begin is called before do. done says that do was
+// writeLocked changes the bytes of rg, where nothing is pending. It calls begin before do. done reports whether do was
 // called.
 func (f *File) writeLocked(c Change, rg page.Range, begin func() error,
 	do func(off, n int64) error) (done bool, err error) {
@@ -229,17 +229,17 @@ func (f *File) writeLocked(c Change, rg page.Range, begin func() error,
 		plan.Abort()
 		return false, err
 	}
-	f.clean.Changed(rg) // no read without mu from now on; Commit says it again
+	f.clean.Changed(rg) // stops reads without mu from here on; Commit reports the change again
 	err = do(c.Off, c.Len)
 	f.spoilLocked(rg)
-	plan.Commit(c.held()) // also after an error: a part may have been changed
+	plan.Commit(c.held()) // also after an error: part of it may have been written
 	return true, err
 }
 
 // truncateLocked sets home's size. Replicas read as zero past the new end at once, as a mapping of the file would.
 func (f *File) truncateLocked(ctx context.Context, before int64, c Change, do func(off, n int64) error) error {
 	size := c.Len
-	// What the kernel alone knew to be part of the file was, and devices may have stored there.
+	// Bytes below Known were part of the file, even if only the kernel knew. Devices may have stored there: keep those.
 	if known := max(before, c.Known); size > known {
 		if err := f.keepEndLocked(ctx, known); err != nil {
 			return err
@@ -274,22 +274,22 @@ func (f *File) truncateLocked(ctx context.Context, before int64, c Change, do fu
 	return f.cutPlannedLocked(ctx, size, plan)
 }
 
-// cutLocked makes replicas agree with a home that has become shorter: zeros past size, and nothing pending there. The
-// end of ctx does not stop it.
+// cutLocked makes replicas agree with a home that became shorter: zeros past size, and nothing pending there. It
+// carries on if ctx ends.
 func (f *File) cutLocked(ctx context.Context, size int64) error {
 	return f.cutPlannedLocked(ctx, size, f.lrc.BeginTruncate(page.Count(size)))
 }
 
-// cutPlannedLocked is cutLocked that carries out a plan.
+// cutPlannedLocked is cutLocked with a given plan.
 func (f *File) cutPlannedLocked(ctx context.Context, size int64, plan lrc.TruncatePlan) error {
 	f.cutFlightsLocked(size)
 	f.dropBasesLocked(plan.Commit())
 	return f.zeroReplicasLocked(context.WithoutCancel(ctx), page.From(size))
 }
 
-// zeroReplicasLocked stores zeros into bytes of every replica, where home has none, or none any more. What a replica is
-// compared with is zeroed with it, so that the zeros are nobody's modification: what has begun is carried through. Of a
-// page whose first bytes stay, keepEndLocked has kept what it is.
+// zeroReplicasLocked zeroes the given bytes in every replica. They lie past the old or the new end of home. Bases and
+// digests are zeroed too, so the zeros do not count as stores by a device. Once begun, it carries on if ctx ends. For a
+// page that is zeroed in part, keepEndLocked has kept the base.
 func (f *File) zeroReplicasLocked(ctx context.Context, bytes page.Bytes) error {
 	rg := bytes.Pages().Intersect(page.Range{End: f.lrc.End()})
 	f.changed(rg)
@@ -321,7 +321,7 @@ func (f *File) zeroReplicasLocked(ctx context.Context, bytes page.Bytes) error {
 	return nil
 }
 
-// rebaseZeroedLocked zeroes bytes in the bases of the tracked pages of rg, and takes their digests again.
+// rebaseZeroedLocked zeroes bytes in the bases of the tracked pages of rg, and computes their digests again.
 func (f *File) rebaseZeroedLocked(h *holding, rg page.Range, bytes page.Bytes) {
 	for part := range f.lrc.Parts(rg, collectWindow) {
 		for _, b := range f.lrc.Bases(part, h.owner) {
@@ -330,7 +330,7 @@ func (f *File) rebaseZeroedLocked(h *holding, rg page.Range, bytes page.Bytes) {
 	}
 }
 
-// rebaseRunLocked is rebaseZeroedLocked of a run with one base.
+// rebaseRunLocked is rebaseZeroedLocked for a run with one base.
 func (f *File) rebaseRunLocked(h *holding, of lrc.PageBase, bytes page.Bytes) {
 	whole := of.Range.Intersect(bytes.Whole())
 	if !whole.Empty() {
@@ -346,7 +346,7 @@ func (f *File) rebaseRunLocked(h *holding, of lrc.PageBase, bytes page.Bytes) {
 	buf := make([]byte, page.Size)
 	for _, run := range page.Subtract([]page.Range{of.Range}, whole) {
 		for p := run.Start; p < run.End; p++ {
-			base := buf // of what is past the end of home, too
+			base := buf // zeros, as past the end of home
 			if kept := f.bases.at(p, of.Base); of.Base != lrc.BaseHome && copies(kept) > 0 {
 				base = kept[:]
 			}

@@ -8,34 +8,34 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/cleanread"
 )
 
-// Package cleanread serves reads of what home has from devices. This file tells it who has what.
+// Package cleanread serves CPU reads of bytes that home has from devices. This file tells it who has what.
 
-// DeviceReads says when CPU reads of pages that home has are served from devices.
+// DeviceReads says when devices serve CPU reads of pages that home has too.
 type DeviceReads = cleanread.When
 
-// What DeviceReads can be.
+// The values of DeviceReads.
 const (
 	DeviceReadsAuto   = cleanread.Auto
 	DeviceReadsAlways = cleanread.Always
 	DeviceReadsOff    = cleanread.Off
 )
 
-// DeviceReadsWords returns the words that DeviceReadsNamed knows.
+// DeviceReadsWords returns the names of the values, for DeviceReadsNamed.
 func DeviceReadsWords() []string { return cleanread.Words() }
 
-// DeviceReadsNamed returns what the word stands for. It panics if that is none of DeviceReadsWords.
+// DeviceReadsNamed returns the value that word names. It panics if word is not one of DeviceReadsWords.
 func DeviceReadsNamed(word string) DeviceReads { return cleanread.Named(word) }
 
-// HomeReader is home as a request reads it.
+// HomeReader is how a read request sees home.
 type HomeReader = cleanread.Home
 
 const (
-	// cleanShare is which part of Options.HostMemory the clean cache may take, and cleanMost how much at most.
+	// The clean cache may take 1/cleanShare of Options.HostMemory, but at most cleanMost bytes.
 	cleanShare = 2
 	cleanMost  = 4 << 30
 )
 
-// newCleanCache makes what serves CPU reads from the devices.
+// newCleanCache makes the cache that serves CPU reads from devices.
 func (c *Cache) newCleanCache(when DeviceReads) (clean *cleanread.Cache, err error) {
 	o := cleanread.Options{
 		When:   when,
@@ -53,7 +53,7 @@ func (c *Cache) newCleanCache(when DeviceReads) (clean *cleanread.Cache, err err
 // closePatience is how long Close waits for devices that do not answer.
 const closePatience = 5 * time.Second
 
-// endCopies lets no more copies for CPU reads begin and waits for those under way.
+// endCopies stops new copies for CPU reads and waits for those under way, at most for closePatience.
 func (c *Cache) endCopies() {
 	defer c.clean.Close()
 	for _, d := range c.devices {
@@ -69,11 +69,11 @@ func (c *Cache) endCopies() {
 	select {
 	case <-ended:
 	case <-timer.C:
-		c.log.Error("a device does not answer; the mount ends without it")
+		c.log.Error("a device does not answer; the mount ends without waiting for it")
 	}
 }
 
-// waitCopies waits for the copies for CPU reads that are under way, and for what waits for them in the background.
+// waitCopies waits for copies for CPU reads that are under way, and for background work that depends on them.
 func (c *Cache) waitCopies() {
 	for _, d := range c.devices {
 		d.moves.Wait()
@@ -81,7 +81,7 @@ func (c *Cache) waitCopies() {
 	c.clean.Wait()
 }
 
-// changed notes that something of the pages of rg changes: see cleanread.File.Changed. It is called with mu held.
+// changed reports that the pages of rg are changing: see cleanread.File.Changed. It is called with mu held.
 func (f *File) changed(rg page.Range) {
 	if rg.Empty() {
 		return
@@ -93,7 +93,7 @@ func (f *File) changed(rg page.Range) {
 	f.flights.setShown(rg, false)
 }
 
-// servesLocked reports whether devices may serve reads of the file: they hold something of it, and nobody changed home
+// servesLocked reports whether devices may serve reads of the file: they hold some of it, and home was not changed
 // directly.
 func (f *File) servesLocked() bool {
 	if f.c.clean.When == DeviceReadsOff {
@@ -112,8 +112,9 @@ func (f *File) servesLocked() bool {
 	return err == nil && changes == f.changes
 }
 
-// havesLocked returns what devices have of rg as home has it. What programs may be storing into is left out of regions
-// where such pages were found in vain. digests says whether those of home's bytes are wanted.
+// havesLocked returns what devices have of rg that equals home. If a copy of a tracked page was found torn in the
+// regions of rg, it leaves out pages that programs may be storing into. digests asks for the agreed digests of such
+// pages.
 func (f *File) havesLocked(rg page.Range, digests bool) (all []cleanread.Have) {
 	if f.doubtfulLocked(rg) {
 		return nil
@@ -141,7 +142,7 @@ func (f *File) havesLocked(rg page.Range, digests bool) (all []cleanread.Have) {
 	return all
 }
 
-// union returns the pages that are in a or b, which have none in common.
+// union returns the pages that are in a or in b, ascending and joined. Both are ascending.
 func union(a, b []page.Range) (out []page.Range) {
 	for len(a) > 0 || len(b) > 0 {
 		if len(b) == 0 || len(a) > 0 && a[0].Start < b[0].Start {
@@ -153,7 +154,7 @@ func union(a, b []page.Range) (out []page.Range) {
 	return out
 }
 
-// executor is a File as package cleanread asks it.
+// executor is the view that package cleanread has of a File.
 type executor struct{ f *File }
 
 // Facts implements cleanread.Executor.

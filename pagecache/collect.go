@@ -14,17 +14,17 @@ import (
 	"github.com/gaiafs/gaiafs/versions"
 )
 
-// collectWindow is the pages that are looked at for what is pending at once, 256 MiB: of scattered pages the lists are
-// long.
+// collectWindow is how many pages are searched for pending ones at a time: 256 MiB. The lists are long if pending pages
+// are scattered.
 const collectWindow = 1 << 16
 
-// carefulTries is how often a collect begins again since somebody changed home while pages were on their way. Who
-// changes it all the time does not keep them from getting there.
+// carefulTries is how often a collect starts over because home was changed directly during it. After that it no longer
+// checks before it writes: constant direct changes must not keep released bytes from getting home.
 const carefulTries = 3
 
-// collectLocked brings home what devices released of rg, the lowest owner of a page first. entering says that the
-// kernel asks for the pages in order to hold them; otherwise pages that drain are left alone. After an error the pages
-// that were not brought home are still pending, or fly.
+// collectLocked brings home what devices released of rg; if several owners released a page, the lowest goes first.
+// entering means that the kernel is about to hold the pages; without it, draining pages are skipped. After an error,
+// the pages that did not get home are still pending or in flights.
 func (f *File) collectLocked(ctx context.Context, rg page.Range, entering bool) error {
 	if err := f.landLocked(rg); err != nil {
 		return err
@@ -32,7 +32,7 @@ func (f *File) collectLocked(ctx context.Context, rg page.Range, entering bool) 
 	return f.bringLocked(ctx, rg, entering, false)
 }
 
-// bringLocked is collectLocked that leaves flights alone. With fly what it brings flies where it may.
+// bringLocked is collectLocked that leaves flights alone. If fly is set, the bytes become flights where possible.
 func (f *File) bringLocked(ctx context.Context, rg page.Range, entering, fly bool) error {
 	for part := range f.lrc.Parts(rg, collectWindow) {
 		if err := f.collectPartLocked(ctx, part, entering, fly); err != nil {
@@ -42,7 +42,7 @@ func (f *File) bringLocked(ctx context.Context, rg page.Range, entering, fly boo
 	return nil
 }
 
-// collectPartLocked is bringLocked for so few pages that lists of them are short.
+// collectPartLocked is bringLocked for a range small enough that its lists are short.
 func (f *File) collectPartLocked(ctx context.Context, rg page.Range, entering, fly bool) error {
 	found := besides(0)
 	for looked := false; ; looked = true {
@@ -57,15 +57,15 @@ func (f *File) collectPartLocked(ctx context.Context, rg page.Range, entering, f
 				}
 				return err
 			}
-			continue // some may have gone with the end of home
+			continue // some may have been cut off by a new end of home
 		}
 		room := f.c.memory.fits(2 * collectPortion * page.Size)
 		if !room {
 			f.relieveLocked(ctx, 2*collectPortion)
-			pending = f.lrc.Pending(rg, entering) // their bases may be others now
+			pending = f.lrc.Pending(rg, entering) // their bases may have changed
 		}
 		start := time.Now()
-		// Pages of one owner go together, wherever they are.
+		// Collect the pages of one owner together, wherever they are in the file.
 		slices.SortStableFunc(pending, func(a, b lrc.Pending) int { return cmp.Compare(a.Owner, b.Owner) })
 		for again := false; len(pending) > 0 && !again; {
 			n := 1
@@ -82,7 +82,7 @@ func (f *File) collectPartLocked(ctx context.Context, rg page.Range, entering, f
 				if err := f.collectFailedLocked(ctx, owner, err); err != nil {
 					return err
 				}
-				all = false // what was pending there is gone
+				all = false // the device's pending pages are gone
 			}
 			pending, again = pending[n:], !all // there may be no room for more bases
 		}
@@ -96,8 +96,8 @@ func (f *File) collectPartLocked(ctx context.Context, rg page.Range, entering, f
 	}
 }
 
-// settleFoundLocked is told of pages of rg that somebody changed while a collect brought them home, so that it can
-// begin again.
+// settleFoundLocked handles pages of rg that were changed directly during a collect, so that the collect can start
+// over.
 func (f *File) settleFoundLocked(ctx context.Context, pages []page.Range, rg page.Range, entering bool) error {
 	if err := f.foundChangedLocked(ctx, pages); err != nil {
 		return err
@@ -105,21 +105,21 @@ func (f *File) settleFoundLocked(ctx context.Context, pages []page.Range, rg pag
 	return f.settlePendingLocked(ctx, f.lrc.Pending(rg, entering))
 }
 
-// collectFailedLocked notes that what an owner released does not come home. It returns nil if the device is lost: then
-// nothing of it is pending any more.
+// collectFailedLocked records that an owner's released pages could not be brought home. It returns nil if the device is
+// lost: then none of them are pending any more.
 func (f *File) collectFailedLocked(ctx context.Context, owner versions.Owner, err error) error {
 	d := f.holdings[owner].dev
 	if f.lostLocked(d, err) {
 		return nil
 	}
 	err = d.fault(err)
-	if ctx.Err() == nil { // what a client's end cuts short is no fault of home or of the device
+	if ctx.Err() == nil { // a client that ended is no fault of home or of the device
 		f.failedLocked(err)
 	}
 	return err
 }
 
-// settlePendingLocked sees to it that what others did to home is known before released pages are written over it.
+// settlePendingLocked detects direct changes of home before released pages are written over them.
 func (f *File) settlePendingLocked(ctx context.Context, pending []lrc.Pending) error {
 	if err := f.lookLocked(ctx); err != nil {
 		return err
@@ -132,8 +132,8 @@ func (f *File) settlePendingLocked(ctx context.Context, pending []lrc.Pending) e
 	return nil
 }
 
-// collectSomeLocked brings home what devices released of the pages of rg up to next, of which no more than holdCollect
-// pages are pending.
+// collectSomeLocked brings home what devices released of the pages of rg before next. It stops at holdCollect pending
+// pages.
 func (f *File) collectSomeLocked(ctx context.Context, rg page.Range) (next page.Index, err error) {
 	if err := f.landLocked(rg); err != nil {
 		return rg.Start, err
@@ -157,10 +157,10 @@ func (f *File) collectSomeLocked(ctx context.Context, rg page.Range) (next page.
 	return next, f.collectLocked(ctx, page.Range{Start: rg.Start, End: next}, false)
 }
 
-// collectOwnerLocked brings home what one owner released, a portion at a time. While a portion is written, which
-// filesystems do under one lock for a file, the next is on its way from the device. It reports false where it left the
-// rest, since there is no room for base copies of others. With careful it fails with changedBeside where somebody
-// changed home since the last look.
+// collectOwnerLocked brings home what one owner released, a portion at a time. While one portion is written, the next
+// is fetched from the device: filesystems write a file under one lock, so more would not help. all is false if it
+// stopped early because there is no room for more base copies. With careful set, it fails with changedBeside if home
+// was changed directly since the last look.
 func (f *File) collectOwnerLocked(
 	ctx context.Context, o versions.Owner, pending []lrc.Pending, fly, careful bool,
 ) (all bool, err error) {
@@ -199,8 +199,8 @@ func (f *File) collectOwnerLocked(
 	return all, nil
 }
 
-// collectedLocked reports ranges of a plan that are home. parts has the owner's bytes of each. Where home differs from
-// them, somebody else's bytes are in home too, and the owner's are kept as its base.
+// collectedLocked commits the ranges of a plan that are home. parts has the owner's bytes of each range. Where home
+// differs from them, home has other programs' bytes too; the owner's bytes are kept as its base.
 func (f *File) collectedLocked(plan lrc.CollectPlan, ranges []page.Range, parts [][]byte, differences [][]page.Range) {
 	var differ []page.Range
 	for _, d := range differences[:len(ranges)] {
@@ -220,7 +220,7 @@ func (f *File) collectedLocked(plan lrc.CollectPlan, ranges []page.Range, parts 
 	})
 }
 
-// keepCollectedLocked keeps the bytes that parts has of ranges as the bases of some of their pages.
+// keepCollectedLocked keeps pages of ranges, whose bytes are in parts, as bases.
 func (f *File) keepCollectedLocked(keep []lrc.PageBase, ranges []page.Range, parts [][]byte) {
 	type piece struct {
 		lrc.PageBase
@@ -249,13 +249,13 @@ func (f *File) keepCollectedLocked(keep []lrc.PageBase, ranges []page.Range, par
 	}
 }
 
-// homeWrite is the bytes from which nothing is gained by giving home more at once.
+// homeWrite is the size in bytes beyond which larger writes to home gain nothing.
 const homeWrite = 1 << 20
 
-// writeHomeLocked writes the pages of ranges home, up to end of file, and returns how many ranges are there. What
-// somebody adds to the file in SOURCE meanwhile is past the end that devices know of, and they have zeros there. With
-// careful it looks before each write, and fails with changedBeside. Runs that follow each other, in memory too, go
-// together. It is no faster on several cores: filesystems write one file under one lock.
+// writeHomeLocked writes the pages of ranges home, up to end of file, and returns how many ranges were written. Bytes
+// that others append directly in SOURCE lie past the end that devices know. Devices have zeros there, so these are not
+// written. With careful set, it looks before each write, and fails with changedBeside. Runs that adjoin in the file and
+// in memory are written together. Several cores would not make it faster: filesystems write a file under one lock.
 func (f *File) writeHomeLocked(ranges []page.Range, bufs [][]byte, careful bool) (written int, err error) {
 	noticed, err := f.home.Look()
 	if err != nil {
@@ -292,8 +292,8 @@ func (f *File) writeHomeLocked(ranges []page.Range, bufs [][]byte, careful bool)
 	return written, err
 }
 
-// collectAll brings everything released of the file home, a part at a time, leaving out pages that drain. arrived, if
-// it is not nil, is called without File.mu after each part.
+// collectAll brings everything released of the file home, except draining pages. It works in parts, and calls arrived,
+// if not nil, after each part without File.mu.
 func (f *File) collectAll(ctx context.Context, arrived func(part page.Range)) error {
 	if err := f.mu.LockIn(ctx); err != nil {
 		return err
@@ -308,7 +308,7 @@ func (f *File) collectAll(ctx context.Context, arrived func(part page.Range)) er
 		if err := f.landSomeLocked(holdCollect); err != nil {
 			return err
 		}
-		f.mu.Unlock() // let requests in between
+		f.mu.Unlock() // let requests get the lock
 		if err := f.mu.LockIn(ctx); err != nil {
 			held = false
 			return err
@@ -323,7 +323,7 @@ func (f *File) collectAll(ctx context.Context, arrived func(part page.Range)) er
 		}
 		part := page.Range{Start: rest.Start, End: next}
 		rest.Start = next
-		// Let requests in between.
+		// Let requests get the lock.
 		f.mu.Unlock()
 		if arrived != nil {
 			arrived(part)
@@ -345,13 +345,13 @@ func (f *File) collectAll(ctx context.Context, arrived func(part page.Range)) er
 	return nil
 }
 
-// BringHome brings home what was released, but for releases that are under way. It fails as Sync does.
+// BringHome brings home everything released, except by releases still under way. It fails as Sync does.
 func (f *File) BringHome(ctx context.Context) error { return f.collectAll(ctx, nil) }
 
-// Sync brings everything released home, waiting for releases that are under way. It fails with the error of home that
-// kept bytes from being written; they are kept and tried again. Then it calls do, which makes home durable, unless do
-// is nil. The disk begins to write as soon as the first bytes are home, which stays open until Sync returns. With do it
-// fails with EIO, once, after released bytes were lost with a device; everything else is done then.
+// Sync brings everything released home, and waits for releases under way. It fails with home's error if bytes could not
+// be written; they are kept and tried again. Then it calls do, unless nil, which makes home durable. If do is given and
+// home is a WriteBacker, the disk starts to write each part as soon as it is home. Home stays open until Sync returns.
+// If released bytes were lost with a device, one Sync with do fails with EIO, after it has done everything else.
 func (f *File) Sync(ctx context.Context, do func() error) error {
 	if err := f.mu.LockIn(ctx); err != nil {
 		return err
@@ -382,7 +382,7 @@ func (f *File) Sync(ctx context.Context, do func() error) error {
 	return errors.Join(f.reportLosses(), err)
 }
 
-// untrackIdleLocked stops tracking what no client maps for writing any more, so that no bases are kept for it.
+// untrackIdleLocked stops tracking pages that no client maps for writing any more, so that they need no bases.
 func (f *File) untrackIdleLocked() {
 	for o, h := range f.holdings {
 		idle := []page.Range{{End: f.lrc.End()}}

@@ -13,8 +13,8 @@ import (
 	"github.com/gaiafs/gaiafs/versions"
 )
 
-// settlePartLocked is settleHomeLocked of pages that are all in doubt. It takes from tries, which the search for bases
-// may make. After an error it may be called again.
+// settlePartLocked is settleHomeLocked for pages that are all in doubt. It deducts the attempts of the base search from
+// tries. It may be called again after an error.
 func (f *File) settlePartLocked(ctx context.Context, part page.Range, tries *int) error {
 	plan := f.lrc.BeginCompare(part)
 	c := findings{same: make(map[versions.Owner][]page.Range), tries: tries}
@@ -28,22 +28,21 @@ func (f *File) settlePartLocked(ctx context.Context, part page.Range, tries *int
 	return nil
 }
 
-// findings are what became of pages each of which has a tracked replica whose base is home.
+// findings are the results for pages that have a tracked replica whose base is home.
 type findings struct {
-	// differ has, of each page that some replica has otherwise than home, the first such replica. The pages are in
-	// order.
+	// differ has, for each page on which a replica differs from home, the first such replica. It is ordered by page.
 	differ []*comparedPage
-	// moved are the pages of differ, and those with a replica of which nobody knows what it has.
+	// moved are the pages of differ, and those with a replica whose bytes are not known.
 	moved []page.Range
-	// same has the pages that a replica has as home has them now.
+	// same has, for each owner, the pages on which its replica equals home now.
 	same map[versions.Owner][]page.Range
-	// lost are the pages with a replica whose base was not found.
+	// lost are pages with a replica whose base was not found.
 	lost []page.Range
-	// tries are left for the search for bases.
+	// tries is how many attempts the base search has left.
 	tries *int
 }
 
-// comparedPage is a tracked replica whose base was home, which has changed.
+// comparedPage is a tracked replica whose base was home, and home has changed.
 type comparedPage struct {
 	page   page.Index
 	h      *holding
@@ -54,8 +53,8 @@ type comparedPage struct {
 
 func (p *comparedPage) pages() page.Range { return page.Range{Start: p.page, End: p.page + 1} }
 
-// compareHomeLocked compares home with the replicas of pages each of which has a tracked one whose base is home. It
-// looks for what those that differ had before, and leaves no two with different bases.
+// compareHomeLocked compares home with the replicas of rg. Each page has a tracked replica whose base is home. It
+// searches for the bases of replicas that differ, and leaves no two replicas of a page with different bases.
 func (f *File) compareHomeLocked(ctx context.Context, rg page.Range, c *findings) error {
 	owners := slices.Sorted(maps.Keys(f.holdings))
 	home := make([]byte, rg.Bytes())
@@ -119,7 +118,7 @@ func (p *comparedPage) agreesWith(q *comparedPage) bool {
 	return p.agreed == q.agreed && p.h.dev.Key() == q.h.dev.Key()
 }
 
-// joinHomeLocked brings a replica up to date, which another one's base is of no use for.
+// joinHomeLocked brings a replica up to date that cannot use the base of the first one.
 func (f *File) joinHomeLocked(ctx context.Context, p *comparedPage) error {
 	x, off := p.h.at(p.page)
 	if p.base != nil {
@@ -133,7 +132,7 @@ func (f *File) joinHomeLocked(ctx context.Context, p *comparedPage) error {
 	return nil
 }
 
-// differLocked returns the pages of run of which home's bytes do not have the digest that was agreed on.
+// differLocked returns the pages of run whose bytes in home do not have the agreed digest.
 func (f *File) differLocked(h *holding, run page.Range, home []byte) (differ []*comparedPage) {
 	sums := f.sums(h, home)
 	h.each(run, func(x *extent, part page.Range) {
@@ -148,12 +147,12 @@ func (f *File) differLocked(h *holding, run page.Range, home []byte) (differ []*
 	return differ
 }
 
-// isBase reports whether bytes are those that the replicas of p agreed on.
+// isBase reports whether bytes have the digest that p's replica agreed on.
 func (f *File) isBase(p *comparedPage, bytes []byte) bool {
 	return f.sums(p.h, bytes)[0] == p.agreed
 }
 
-// findInHomeLocked looks for the base of p in what home has up to its former end, and in a hole.
+// findInHomeLocked looks for the base of p in home's bytes up to the former end, and in a page of zeros.
 func (f *File) findInHomeLocked(p *comparedPage) {
 	for _, bytes := range [][]byte{f.withoutTail(p.page, p.home), zeroPage[:]} {
 		if p.base == nil && f.isBase(p, bytes) {
@@ -162,8 +161,8 @@ func (f *File) findInHomeLocked(p *comparedPage) {
 	}
 }
 
-// withoutTail returns the bytes of a page with zeros behind the former end of the file: there home has what it was made
-// longer by, and devices have what programs stored for nobody.
+// withoutTail returns the bytes of a page with zeros past the former end of file. Home has newly added bytes there, and
+// devices have stores that are not part of the file.
 func (f *File) withoutTail(at page.Index, bytes []byte) []byte {
 	end := max(f.size-at.Offset(), 0)
 	if end >= page.Size {
@@ -174,11 +173,12 @@ func (f *File) withoutTail(at page.Index, bytes []byte) []byte {
 	return bytes
 }
 
-// findOnDeviceLocked looks for bases in what a device has, the first of so many devices.
+// findOnDeviceLocked looks for bases in the bytes of a device. devices is how many devices are left to search, with
+// this one.
 func (f *File) findOnDeviceLocked(
 	ctx context.Context, h *holding, pages []*comparedPage, c *findings, devices int,
 ) error {
-	var from [][]*comparedPage // of each page that is read: a replica of some other device may be there too
+	var from [][]*comparedPage // per page that is read: replicas of other devices may be there too
 	searches := 0
 	var ranges []page.Range
 	for _, p := range pages {
@@ -215,7 +215,7 @@ func (f *File) findOnDeviceLocked(
 	return nil
 }
 
-// findInLocked looks for the base of p in the bytes that a device has of the page, with at most so many tries, and
+// findInLocked looks for the base of p in the bytes that a device has of the page. It makes at most most attempts, and
 // returns how many it made.
 func (f *File) findInLocked(p *comparedPage, mine []byte, most int) (tried int) {
 	ended := f.withoutTail(p.page, mine)
@@ -229,7 +229,7 @@ func (f *File) findInLocked(p *comparedPage, mine []byte, most int) (tried int) 
 	return tried
 }
 
-// keepFoundLocked carries out what was found, and keeps the bases. Where none was found, what home has counts as it.
+// keepFoundLocked commits the findings and keeps the bases. If no base was found, home's present bytes become it.
 func (f *File) keepFoundLocked(plan lrc.ComparePlan, c *findings) {
 	lost := c.lost
 	for _, p := range c.differ {
@@ -269,7 +269,7 @@ func (f *File) keepFoundLocked(plan lrc.ComparePlan, c *findings) {
 	}
 }
 
-// sums returns the digests of the pages in bytes, as the device of h takes them.
+// sums returns the digests of the pages in bytes, as the device of h computes them.
 func (f *File) sums(h *holding, bytes []byte) []gpubackend.Digest {
 	sums := make([]gpubackend.Digest, len(bytes)>>page.Shift)
 	h.dev.Key().SumPages(bytes, sums)

@@ -8,32 +8,32 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/cleanread"
 )
 
-// Counters count what happened, for one file or for the whole mount, since it was mounted. Pages are of page.Size
-// bytes.
+// Counters count events since the mount began, for one file or for the whole mount. Pages are of page.Size bytes.
 type Counters struct {
 	Maps, Acquires, Releases, ReleasedPages          atomic.Int64
 	Fills, FilledPages, RefreshedPages, PatchedPages atomic.Int64
 	CachedPages, DirectPages, BufferedPages          atomic.Int64
 	PrefetchedPages                                  atomic.Int64
-	// ViewPages are pages of files that were copied to views.
+	// ViewPages counts pages of files that were copied to views.
 	ViewPages                            atomic.Int64
 	CollectingReads, CollectingReadPages atomic.Int64
-	// FlightPages are pages that CPU reads could have before home had them, FlightReads those that got some.
+	// FlightPages counts pages that CPU reads could get before home had them. FlightReads counts the reads that got
+	// some.
 	FlightPages, FlightReads, FlightReadBytes             atomic.Int64
 	PeerCopies, PeerCopyPages                             atomic.Int64
 	Collects, CollectedPages, MergedPages                 atomic.Int64
 	OverlappingBytes, Invalidations, Evictions, LostPages atomic.Int64
 	HomeReplacements, BaselessPages, PastEndPages         atomic.Int64
 	WriteBackFailures                                     atomic.Int64
-	// Brackets are those that used the file. Extents MovedOut moved to pinned memory of the host, extents MovedIn back.
-	// RoundTrips are MovedIn, and extents that came again after they were evicted.
+	// Brackets counts brackets that used the file. MovedOut counts extents moved to pinned host memory, MovedIn those
+	// moved back. RoundTrips counts extents of MovedIn, and extents that were created again after an eviction.
 	Brackets, MovedOut, MovedIn, RoundTrips atomic.Int64
-	// CPU reads of what home has.
+	// CPU reads of bytes that home has.
 	cleanread.Counters
 	// Bases is a gauge: base copies held now.
 	Bases atomic.Int64
 
-	// Latencies, kept for the mount only.
+	// Latencies are kept for the whole mount only.
 	FillTime, CollectTime, ReleaseTime, CollectingReadTime, InvalidateTime Histogram
 }
 
@@ -61,16 +61,16 @@ func (h *Histogram) Observe(d time.Duration) {
 // Latency is a Histogram at one moment.
 type Latency struct {
 	Count int64 `json:"count"`
-	// Mean, P50, P99 and Max are in microseconds; all but Mean are upper bounds of the bucket that holds them.
+	// Mean, P50, P99 and Max are in microseconds. All but Mean are the upper bound of their bucket.
 	Mean float64 `json:"mean_us"`
 	P50  int64   `json:"p50_us"`
 	P99  int64   `json:"p99_us"`
 	Max  int64   `json:"max_us"`
-	// Buckets has the number of durations below 2^i µs that are not below 2^(i-1) µs; trailing zeros are left out.
+	// Buckets[i] counts durations of at least 2^(i-1) µs and below 2^i µs. Trailing zeros are left out.
 	Buckets []int64 `json:"buckets"`
 }
 
-// Snapshot returns what was counted so far.
+// Snapshot returns the current state.
 func (h *Histogram) Snapshot() Latency {
 	l := Latency{Buckets: []int64{}}
 	last := 0

@@ -10,22 +10,23 @@ import (
 )
 
 const (
-	// digestBlock is the digests that share a page of host memory.
+	// digestBlock is the number of digests in a page of host memory.
 	digestBlock = page.Size / 8
-	// leastMapped is the digests from which they are mapped on their own: of a large extent most may never be needed.
+	// leastMapped is the number of digests from which they get a memory mapping of their own. Most digests of a large
+	// extent may never be needed.
 	leastMapped = 16 * digestBlock
 )
 
-// digests has one for each page of an extent. Memory is taken, and charged, for the blocks that were asked for; the
-// others have those of zeros. Protected by File.mu.
+// digests has a digest for each page of an extent. It takes and charges memory only for blocks that were asked for; all
+// others stand for zero pages. Protected by File.mu.
 type digests struct {
 	memory *account
 	zero   gpubackend.Digest
-	users  int // the extent, and scans
+	users  int // the extent, and scans that read the digests
 	sums   []gpubackend.Digest
-	blocks []uint64 // a bit for each that is there
-	bytes  int64    // of these
-	mapped []byte   // what sums are in, nil where that is Go's heap
+	blocks []uint64 // one bit for each block that is present
+	bytes  int64    // size of the blocks present
+	mapped []byte   // the memory mapping of sums; nil if it is on Go's heap
 }
 
 func newDigests(memory *account, pages int64, zero gpubackend.Digest) *digests {
@@ -34,7 +35,7 @@ func newDigests(memory *account, pages int64, zero gpubackend.Digest) *digests {
 		mapped, err := unix.Mmap(-1, 0, int(pages)*8, unix.PROT_READ|unix.PROT_WRITE,
 			unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 		if err == nil {
-			// Nobody uses them when the last user is gone, which unmaps them.
+			// drop unmaps the memory once the last user is gone, so no slice of it is used afterwards.
 			d.mapped, d.sums = mapped, unsafe.Slice((*gpubackend.Digest)(unsafe.Pointer(&mapped[0])), pages)
 			return d
 		}
@@ -45,7 +46,7 @@ func newDigests(memory *account, pages int64, zero gpubackend.Digest) *digests {
 
 func (d *digests) has(block page.Index) bool { return d.blocks[block/64]>>(block%64)&1 != 0 }
 
-// take returns the digests [from, to), which are there from now on.
+// take returns the digests [from, to), and adds their blocks if they are missing.
 func (d *digests) take(from, to page.Index) []gpubackend.Digest {
 	before := d.bytes
 	for k := from / digestBlock; k*digestBlock < to; k++ {
@@ -67,7 +68,7 @@ func (d *digests) block(k page.Index) []gpubackend.Digest {
 	return d.sums[k*digestBlock : min((k+1)*digestBlock, page.Index(len(d.sums)))]
 }
 
-// run reports whether the digests from from on are there, and where, up to to, that changes.
+// run reports whether the block of from is present, and where that changes, up to to.
 func (d *digests) run(from, to page.Index) (there bool, end page.Index) {
 	k := from / digestBlock
 	there = d.has(k)
@@ -87,7 +88,7 @@ func (d *digests) clone() *digests {
 	return c
 }
 
-// drop is what each user calls once.
+// drop ends one user's use. The last user frees the memory.
 func (d *digests) drop() {
 	if d == nil {
 		return

@@ -1,103 +1,113 @@
-// Package pagecache knows which pages of which files are where, and carries out what package lrc decides.
+// Package pagecache knows which pages of which files are where. It carries out what package lrc decides.
 //
 // # Model
 //
-// A Cache belongs to one mount. A File exists from the first time a device maps a file until nothing of the file is
-// resident on any device; files that no device has anything to do with cost nothing here, and package fs does not call
-// in. Home is the backing file as buffered I/O sees it. A device holds a file in extents, each of which caches a range
-// of its pages. Package residency owns their memory: who has it, how large extents are, and what goes when a device is
-// full; File is what it calls a Key (evict.go). Package mover makes every call of a device that moves bytes. A Mapping
-// is one client's window on one device's extents; its extents are pinned while it lives.
+// A Cache belongs to one mount. A File is created when a device first maps a file, and lives until no device holds
+// anything of that file. Files that no device uses cost nothing here: package fs does not call this package for them.
+// Home is the backing file as buffered I/O sees it.
+//
+// A device holds a file in extents. Each extent caches a range of the file's pages. Package residency owns the memory
+// of extents: who has it, how large extents are, and which of them go when a device is full. It calls a file on one
+// device a Key (evict.go). Package mover makes every device call that moves bytes. A Mapping is one client's window on
+// the extents of one device. A Mapping pins its extents while it lives.
 //
 // # Locks, in the order they are taken
 //
-// docs/dev/locks.md has those of the whole daemon, as a tree.
+// docs/dev/locks.md has the locks of the whole daemon, as a tree.
 //
 //	Group.mu           one release or abort of a group at a time
 //	File.turn          a channel with room for one: the read of released bytes that waits for File.mu
 //	File.mu            the lrc machine, extents, bases and every change of home made here; writes of different pages
 //	                   share it
-//	writes.mu          what such writes do to the above
+//	writes.mu          changes that such writes make to the fields under File.mu
 //	File.lookMu        who looks for the status
 //	lanes.mu, Cache.mu the background's work on files; the list of files
 //	pendingHold.mu     who keeps the mount busy; held while Options.Hold is called, which does not block
-//	File.readingMu     how many reads of home go on
+//	File.readingMu     how many reads of home are under way
 //	flights.mu         what readers see before home has it; a leaf
 //	publications.mu    versions of files; a leaf
 //	pageMemory.mu      a leaf, and so are the locks of package cleanread
-//	mover.Device.mu    which transfers of a device wait and are under way
-//	mover.Place.mu     what is known of a device's or of the disk's speed; a leaf
+//	mover.Device.mu    which transfers of a device wait and which are under way
+//	mover.Place.mu     the measured speed of a device or of the disk; a leaf
 //	residency.Device.mu
 //	                   who has how much of a device's memory; a leaf
 //	counters           atomics
 //
 // File.mu may be held across I/O on home and across copies to and from a device. It is never held across an
 // invalidation of the kernel's pages: the kernel waits for page locks, and a page may be locked by a read that waits
-// for File.mu. So a release publishes under File.mu, unlocks, invalidates from a goroutine made for it, and locks
-// again to mark the pages drained.
+// for File.mu. A release therefore publishes under File.mu, unlocks, invalidates from a goroutine of its own, and locks
+// again to mark the pages as drained.
 //
 // # How long File.mu is held
 //
-// An acquire, a flush and an eviction let go of File.mu now and then, and no page is half done when they do. An acquire
-// begins transfers for holdTime, 20 ms, and then waits for those that are under way: up to MaxReaders reads of
-// PieceBytes (package mover), which are 5 ms of a disk that gives 5 GB/s and 0.25 s of one that gives 100 MB/s. Before
-// them it collects at most holdCollect pages (64 MiB) and copies at most holdPeer (1 GiB) from other devices. A request
-// that finds File.mu held waits for one such hold, and for a second one if another goroutine was quicker: Go's mutex
-// then hands over.
+// An acquire, a flush and an eviction unlock File.mu from time to time. No page is half done at such a point. An
+// acquire starts transfers for holdTime, 20 ms, and then waits for those under way. These are up to MaxReaders reads of
+// PieceBytes (package mover): 5 ms on a disk with 5 GB/s, 0.25 s on a disk with 100 MB/s. Before the transfers, an
+// acquire collects at most holdCollect pages (64 MiB) and copies at most holdPeer (1 GiB) from other devices. A request
+// that finds File.mu held waits for one such hold. It waits for a second one if another goroutine gets the lock first;
+// Go's mutex then hands the lock over.
 //
-// Nobody waits for the disk under File.mu where home can be read past the host's page cache (homefile.go): such reads
-// go on without it, and are taken under it.
+// If home can be read past the host's page cache (homefile.go), nobody waits for the disk under File.mu. Such reads
+// run without the lock, and their results are applied under it.
 //
-// The goroutines of a transfer (fill.go, and package mover) work for the holder, who waits for them: they may read what
-// File.mu protects, and change nothing of it.
+// The goroutines of a transfer (fill.go and package mover) work for the holder of File.mu, which waits for them. They
+// may read the fields that File.mu protects, but must not change them.
 //
 // # Files that hang
 //
-// A backing filesystem may never answer: a network filesystem, or a FUSE server that sleeps. Whoever waits for it holds
-// File.mu of that file, and nobody else may wait for it. So whoever works for several files does not lock File.mu in
-// turn: lanes.go does the background's work, and Close's, file by file; the status shows a file that is stuck as it was
-// seen last (glance.go); an eviction goes on to the next file (evict.go). File.stuck tells from outside how long the
-// lock has been held. No shared lock is held while home is opened, closed, read or written.
+// A backing filesystem may never answer, for example a network filesystem or a FUSE server that sleeps. The goroutine
+// that waits for it holds that file's File.mu. Other files must not be delayed, so code that works on several files
+// never locks one File.mu after another:
+//
+//   - The background's work and Close run file by file in lanes (lanes.go).
+//   - The status shows a stuck file as it was last seen (glance.go).
+//   - An eviction moves on to the next file (evict.go).
+//
+// File.stuck tells without the lock how long it has been held. No shared lock is held while home is opened, closed,
+// read or written.
 //
 // # Reads on the CPU
 //
-// A read first brings home what is pending of its pages (read.go). Package cleanread serves what home has from the
-// host's page cache, from what was read ahead, from a device or from the disk; cleanread.go tells it who has what. A
-// read of what did not change since others read it takes no File.mu. Other reads take it for microseconds, and no read
-// holds it while bytes are copied. What was found out under File.mu stays valid until the region's epoch changes: the
-// lrc machine reports every change of a page, and whoever changes bytes without it calls File.changed before. A copy
-// holds its extents, so whoever uses memory last gives it back; a Map that needs it waits for that.
+// A read first brings home the pending bytes of its pages (read.go). Package cleanread then serves what home has: from
+// the host's page cache, from read-ahead memory, from a device or from the disk. cleanread.go tells it who has what. A
+// repeated read of unchanged bytes takes no File.mu. Other reads take it for microseconds, and no read holds it while
+// bytes are copied. Facts read under File.mu stay valid until the region's epoch changes: the lrc machine reports every
+// change of a page, and code that changes bytes without lrc calls File.changed first. A copy holds its extents, so the
+// last user of the memory frees it, and a Map that needs the memory waits for that.
 //
-// What a read has to bring from devices flies (flight.go): the read has it at once, and home is written beside. Home is
-// what the backing file has with flights laid over it; whoever else looks at the backing file lands them there first.
+// If a read has to fetch bytes from devices, the bytes fly (flight.go): the read gets them at once, and they are
+// written home concurrently. What home has is the backing file with the flights laid over it. Code that reads the
+// backing file directly lands the flights first.
 //
 // # Views
 //
-// A View is read-only memory with chosen bytes of files, packed (package view). It is a copy of home that no program
-// stores into, so lrc does not know of it: whatever changes home says so to the views of the file (spoilLocked). An
-// acquire of a view copies what is stale: what devices released and home does not have yet from them, under File.mu,
-// the rest without it (views.go, viewstraight.go, viewfill.go). Its memory is package residency's as that of files,
-// with the View as the Key, and stays until it is needed for something else.
+// A View is read-only device memory with chosen bytes of files, packed (package view). It is a copy of home that no
+// program stores into, so lrc does not know it. Every change of home is reported to the views of the file
+// (spoilLocked). An acquire of a view copies the stale bytes. Those that devices released and home does not have yet
+// come from the devices, under File.mu; the rest comes from home, without it (views.go, viewstraight.go, viewfill.go).
+// Package residency owns the memory of a View as it does that of a file, with the View as the Key. The memory stays
+// until it is needed for something else.
 //
 // # Groups
 //
-// A Group's release publishes stores into several ranges and files at once, with a version (group.go, undo.go). Every
-// acquire gets all of a group or nothing (publications.go, acquireall.go).
+// The release of a Group publishes stores into several ranges and files at once, with a version (group.go, undo.go).
+// Every acquire gets all of a group or nothing (publications.go, acquireall.go).
 //
 // # Digests
 //
-// What a replica agreed on with home is known by a digest per page. The host takes it from the bytes that it copied
-// wherever a program may be storing into the page meanwhile: those with the memory in their hands (Mapping.exported).
-// Where none can, the device takes it from its copy, at the speed of its memory, before a program is given the memory.
+// A digest per page records the bytes that a replica last agreed on with home. If clients have been given the memory
+// (Mapping.exported), programs may be storing into the page, so the host computes the digest from the bytes that it
+// copies. Otherwise the device computes it from its own copy, at the speed of its memory, before a client gets the
+// memory.
 //
 // # Loss of a device
 //
-// Whatever call of a device says so first, every File lets go of what the device had (loss.go): at once the one that
-// found out, the others when the background's lanes come to them. Released pages that were not home are named in the
-// log, in Status and by Close, and the next Sync of their File fails once; until then the File stays. Memory that a
-// client maps, and its descriptors, live until it has unmapped.
+// Any device call may report that the device is lost. Every File then drops what the device had (loss.go): the File
+// that made the call at once, the others when the background's lanes reach them. Released pages that were not home yet
+// are named in the log, in Status and by Close, and the next Sync of their File fails once. The File stays until then.
+// Memory that a client maps, and its descriptors, live until the client has unmapped it.
 //
 // # What it does not do
 //
-// It speaks neither FUSE nor the clients' protocol and authorises nobody.
+// It speaks neither FUSE nor the clients' protocol, and it authorises nobody.
 package pagecache

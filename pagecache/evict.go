@@ -10,7 +10,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/residency"
 )
 
-// newHoldingLocked makes one more holding of a device.
+// newHoldingLocked adds a holding of f on dev.
 func (f *File) newHoldingLocked(dev *device) (*holding, error) {
 	owner, err := f.freeOwnerLocked(dev)
 	if err != nil {
@@ -24,7 +24,7 @@ func (f *File) newHoldingLocked(dev *device) (*holding, error) {
 	return h, nil
 }
 
-// reserve sees to it that every page of m has memory, and pins it. The caller holds no lock.
+// reserve gives every page of m memory, and pins it. The caller holds no lock.
 func (m *Mapping) reserve(ctx context.Context) (err error) {
 	f, d := m.f, m.dev
 	if err := f.mu.LockIn(ctx); err != nil {
@@ -40,7 +40,7 @@ func (m *Mapping) reserve(ctx context.Context) (err error) {
 	return nil
 }
 
-// Extents returns those of h that overlap rg, in order.
+// Extents returns the extents of h that overlap rg, in order.
 func (h *holding) Extents(rg page.Range) (list []*residency.Extent) {
 	h.f.mu.Lock()
 	defer h.f.mu.Unlock()
@@ -48,7 +48,7 @@ func (h *holding) Extents(rg page.Range) (list []*residency.Extent) {
 	return list
 }
 
-// Adopt makes x one of h's, unless there is one in its place.
+// Adopt adds x to h. It returns false if h already has an extent there.
 func (h *holding) Adopt(x *residency.Extent) bool {
 	h.f.mu.Lock()
 	defer h.f.mu.Unlock()
@@ -64,9 +64,9 @@ func (h *holding) Adopt(x *residency.Extent) bool {
 	return true
 }
 
-// Clean is evict of a file that answers. Where it turns out that the file does not, or ctx ends, evict goes on by
-// itself and the answer is false: the next file makes room instead. Whoever takes x although it is copied from has no
-// next one, and gives up on the file only when it is stuck: its backing filesystem may be slow rather than hang.
+// Clean is evict with a limit on how long it waits. If the file seems stuck or ctx ends, Clean returns false, and evict
+// continues in the background; the next file makes room instead. If copied is set, there is no next file: Clean then
+// gives up only when the file is stuck, since its backing filesystem may be slow rather than hang.
 func (h *holding) Clean(ctx context.Context, x *residency.Extent, copied bool) bool {
 	f := h.f
 	if f.stuck() {
@@ -94,11 +94,11 @@ func (h *holding) Clean(ctx context.Context, x *residency.Extent, copied bool) b
 	}
 }
 
-// evict takes x from h if nobody maps it, what it holds can be brought home and, unless copied says otherwise, no copy
-// of it is under way. The memory is free once there is none.
+// evict takes x from h if no client maps it and its released bytes can be brought home. It refuses an extent that is
+// being copied unless copied is set. The memory is free once its last copy has ended.
 //
-// What programs stored through movable mappings and did not release goes to pinned memory of the host instead, with the
-// rest of the extent, where there is room; otherwise it is released.
+// Stores that programs made through movable mappings and did not release move to pinned host memory with the rest of
+// the extent. If there is no room, they are released.
 func (f *File) evict(ctx context.Context, h *holding, of *residency.Extent, copied bool) bool {
 	if !h.takeBack(ctx, of) {
 		return false
@@ -109,7 +109,8 @@ func (f *File) evict(ctx context.Context, h *holding, of *residency.Extent, copi
 	if x == nil || x.Extent != of {
 		return false
 	}
-	// A bracket may have come and gone whenever File.mu was free: its client has the memory then, and stored there.
+	// Whenever File.mu was free, a bracket may have come and gone. Its client then had the memory and may have stored
+	// into it.
 	idle := func() bool { return h.has(x) && x.Mapped() == 0 && !x.leasedLocked() && (copied || !x.Copied()) }
 	moves := idle() && f.movesLocked(x)
 	if moves {
@@ -127,7 +128,7 @@ func (f *File) evict(ctx context.Context, h *holding, of *residency.Extent, copi
 		}
 	}
 	orphan := f.orphan && !moves
-	// Most of it comes home a part at a time, so that requests get in between.
+	// Collect in parts, so that requests get the lock in between.
 	for rest := x.pages(); idle() && !orphan && !rest.Empty(); {
 		var err error
 		if rest.Start, err = f.collectSomeLocked(ctx, rest); err != nil {
@@ -156,7 +157,7 @@ func (f *File) evict(ctx context.Context, h *holding, of *residency.Extent, copi
 	return true
 }
 
-// evictFor is Clean for another reason than that there is no room.
+// evictFor evicts x for a reason other than lack of room.
 func (f *File) evictFor(ctx context.Context, x *extent, why residency.Why) bool {
 	from := x.Placement().Tier
 	if !x.h.Clean(ctx, x.Extent, true) {
@@ -166,7 +167,7 @@ func (f *File) evictFor(ctx context.Context, x *extent, why residency.Why) bool 
 	return true
 }
 
-// releaseExtentLocked releases what programs stored in x. It lets go of File.mu meanwhile.
+// releaseExtentLocked releases what programs stored in x. It unlocks File.mu while it does.
 func (f *File) releaseExtentLocked(ctx context.Context, x *extent) bool {
 	x.Hold()
 	f.mu.Unlock()
@@ -176,15 +177,15 @@ func (f *File) releaseExtentLocked(ctx context.Context, x *extent) bool {
 	return err == nil && grouped == 0
 }
 
-// loseExtentLocked is freeExtentLocked that does without what is pending in x.
+// loseExtentLocked frees x and gives up bytes that are pending in it.
 func (f *File) loseExtentLocked(x *extent) {
 	plan := f.lrc.BeginEvict(x.pages(), x.h.owner)
 	plan.Lossy = true
 	f.freeExtentLocked(x, plan)
 }
 
-// freeExtentLocked gives the memory of x back, unless somebody maps it and the device is not lost. plan is for its
-// pages, and ends.
+// freeExtentLocked gives the memory of x back. It refuses if a client maps x, unless the device is lost. It ends plan,
+// which covers the pages of x.
 func (f *File) freeExtentLocked(x *extent, plan lrc.EvictPlan) bool {
 	h := x.h
 	i, _ := h.find(x.pages().Start)

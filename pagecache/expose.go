@@ -9,19 +9,19 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
-// Who is given the memory of an extent can look at all of it, whatever he mapped. So nothing may be there that he could
-// not read in the file: bytes that were overwritten, punched out or cut off since they were brought to the device.
-// These are the pages that it holds stale. Pages that it does not hold have zeros; whoever takes pages from the device
-// zeroes them.
+// A client that is given the memory of an extent can see all of it, whatever range it mapped. So the memory must not
+// contain bytes that the client could not read in the file: bytes that were overwritten, punched out or cut off since
+// they were brought to the device. Such bytes are in pages that the device holds stale. Pages that the device does not
+// hold are zero, because every removal of pages from a device zeroes them.
 
-// zeroPages is the most pages of zeros that are compared in one scan, 64 MiB.
+// zeroPages is the most zero pages that one scan compares: 64 MiB.
 const zeroPages = 1 << 14
 
 func notHollow(b lrc.Base) bool { return b != lrc.BaseZero }
 func onHome(b lrc.Base) bool    { return b == lrc.BaseHome }
 
-// eachAgreed calls fn for the pages of part with the digests of their bases, for reading. Where all of them are zeros
-// there are none of x's own.
+// eachAgreed calls fn with the pages of part and the digests of their bases, which fn must not change. If all bases are
+// zero pages, the digests are those of the device, not x's own.
 func (x *extent) eachAgreed(part page.Range, fn func(part page.Range, agreed []gpubackend.Digest)) {
 	first := x.pages().Start
 	for rest := part; !rest.Empty(); {
@@ -43,7 +43,7 @@ func (x *extent) eachAgreed(part page.Range, fn func(part page.Range, agreed []g
 	}
 }
 
-// agreeOnZeros makes the digests of part those of zeros.
+// agreeOnZeros sets the digests of part to those of zero pages.
 func (x *extent) agreeOnZeros(part page.Range) {
 	x.eachAgreed(part, func(some page.Range, agreed []gpubackend.Digest) {
 		if &agreed[0] != &x.dev.zeros[0] {
@@ -54,20 +54,20 @@ func (x *extent) agreeOnZeros(part page.Range) {
 	})
 }
 
-// litter says that something may be left in pages of ranges that the device does not hold.
+// litter marks the extents of ranges: pages that the device does not hold may contain leftovers.
 func (h *holding) litter(ranges []page.Range) {
 	for _, rg := range ranges {
 		h.each(rg, func(x *extent, _ page.Range) { x.littered = true })
 	}
 }
 
-// giveUpLocked forgets what h has of the pages of rg, of which nothing is pending, and zeroes them.
+// giveUpLocked drops what h has of the pages of rg, where nothing is pending, and zeroes them.
 func (f *File) giveUpLocked(ctx context.Context, h *holding, rg page.Range) error {
 	f.dropBasesLocked(f.lrc.BeginEvict(rg, h.owner).Commit())
 	return f.zeroLocked(ctx, h, rg)
 }
 
-// zeroPagesLocked zeroes the memory of pages.
+// zeroPagesLocked zeroes the device memory of the pages of rg.
 func (f *File) zeroPagesLocked(ctx context.Context, h *holding, rg page.Range) (err error) {
 	f.changed(rg)
 	h.each(rg, func(x *extent, part page.Range) {
@@ -78,7 +78,7 @@ func (f *File) zeroPagesLocked(ctx context.Context, h *holding, rg page.Range) (
 	return err
 }
 
-// zeroLocked zeroes pages that h does not hold.
+// zeroLocked zeroes pages that h does not hold. If that fails, it marks them as littered.
 func (f *File) zeroLocked(ctx context.Context, h *holding, rg page.Range) error {
 	if err := f.zeroPagesLocked(ctx, h, rg); err != nil {
 		h.litter([]page.Range{rg})
@@ -88,20 +88,20 @@ func (f *File) zeroLocked(ctx context.Context, h *holding, rg page.Range) error 
 	return nil
 }
 
-// extentsOf returns all pages of the extents that m maps.
+// extentsOf returns the pages of all extents that m maps.
 func (m *Mapping) extentsOf() page.Range {
 	all := m.pin.Extents()
 	return page.Range{Start: all[0].Pages().Start, End: all[len(all)-1].Pages().End}
 }
 
-// exposure is what has to be done before a client is given memory.
+// exposure is the work to do before a client is given memory.
 type exposure struct {
-	fetch  []page.Range // stale, and used by somebody, who may be the client that is given the memory
-	giveUp []page.Range // stale, and used by nobody
+	fetch  []page.Range // stale, and used by a client, possibly the one that is given the memory
+	giveUp []page.Range // stale, and used by no client
 	absent []page.Range // not held
 }
 
-// exposureLocked looks at all that m's client will be able to see.
+// exposureLocked examines everything that m's client will be able to see.
 func (f *File) exposureLocked(m *Mapping) (e exposure) {
 	stale := f.lrc.Stale(m.extentsOf(), m.h.owner)
 	if len(stale) == 0 {
@@ -113,7 +113,7 @@ func (f *File) exposureLocked(m *Mapping) (e exposure) {
 		case u.Mode == lrc.ModeFill:
 			e.absent = page.AppendRange(e.absent, u.Range)
 		case u.Mode == lrc.ModePatch && u.Base == lrc.BaseZero:
-			// Zeros, and what programs stored there since.
+			// The page has zeros, and later stores by programs.
 		case u.Mode == lrc.ModePatch:
 			e.fetch = page.AppendRange(e.fetch, u.Range)
 		default:
@@ -130,8 +130,8 @@ func (f *File) exposureLocked(m *Mapping) (e exposure) {
 	return e
 }
 
-// collectExposedLocked brings home what other devices released of pages that m's device holds: only then these are
-// known to be stale.
+// collectExposedLocked brings home what other devices released of pages that m's device holds. Only then are these
+// pages known to be stale.
 func (f *File) collectExposedLocked(ctx context.Context, m *Mapping) error {
 	all := m.extentsOf()
 	var absent []page.Range
@@ -158,7 +158,7 @@ func (f *File) collectExposedLocked(ctx context.Context, m *Mapping) error {
 	return nil
 }
 
-// refreshExposed does most of what exposeLocked would have to, without holding File.mu all the time.
+// refreshExposed does most of the work of exposeLocked in advance. It unlocks File.mu in between.
 func (f *File) refreshExposed(ctx context.Context, m *Mapping) (err error) {
 	if err := f.mu.LockIn(ctx); err != nil {
 		return err
@@ -168,7 +168,7 @@ func (f *File) refreshExposed(ctx context.Context, m *Mapping) (err error) {
 			f.mu.Unlock()
 			return err
 		}
-		f.mu.Unlock() // let requests in between
+		f.mu.Unlock() // let requests get the lock
 		if err := f.mu.LockIn(ctx); err != nil {
 			return err
 		}
@@ -187,17 +187,17 @@ func (f *File) refreshExposed(ctx context.Context, m *Mapping) (err error) {
 	return nil
 }
 
-// exposeLocked makes every byte that m's client will be able to see current, or zero, and sees to it that whatever he
-// stores into his pages will be found. Nothing of that may change before he has the memory.
+// exposeLocked makes every byte that m's client will be able to see current or zero. It also makes sure that all stores
+// by the client into its pages will be detected. File.mu must stay locked until the client has the memory.
 func (f *File) exposeLocked(ctx context.Context, m *Mapping) error {
 	h := m.h
-	if err := f.settleHomeLocked(ctx, m.extentsOf()); err != nil { // what was changed in SOURCE is stale
+	if err := f.settleHomeLocked(ctx, m.extentsOf()); err != nil { // direct changes in SOURCE make pages stale
 		return err
 	}
 	if err := f.collectExposedLocked(ctx, m); err != nil {
 		return err
 	}
-	// Clients who had the memory for writing may have stored anywhere.
+	// Clients that had the memory for writing may have stored anywhere in it.
 	var stored []page.Range
 	h.each(m.extentsOf(), func(x *extent, part page.Range) {
 		if x.writable || x.littered {
@@ -231,9 +231,9 @@ func (f *File) exposeLocked(ctx context.Context, m *Mapping) error {
 	return nil
 }
 
-// refreshExposedLocked leaves nothing stale of all that m's client will be able to see, and returns the pages that the
-// device does not hold then. A look at home while pages are brought may move home on in others: so it looks again until
-// it finds nothing.
+// refreshExposedLocked leaves nothing stale that m's client will be able to see. It returns the pages that the device
+// does not hold then. Bringing pages involves looks at home, which may find that home moved on in others. So it repeats
+// until it finds nothing stale.
 func (f *File) refreshExposedLocked(ctx context.Context, m *Mapping) (absent []page.Range, err error) {
 	for {
 		e := f.exposureLocked(m)
@@ -253,7 +253,7 @@ func (f *File) refreshExposedLocked(ctx context.Context, m *Mapping) (absent []p
 	}
 }
 
-// hollowLocked looks for stores into the pages of rg that h does not hold. They have zeros.
+// hollowLocked starts to track the pages of rg that h does not hold, to detect stores into them. They are zero.
 func (f *File) hollowLocked(h *holding, rg page.Range) {
 	h.each(rg, func(x *extent, part page.Range) {
 		x.agreeOnZeros(part)
@@ -261,8 +261,9 @@ func (f *File) hollowLocked(h *holding, rg page.Range) {
 	f.lrc.Hollow(rg, h.owner)
 }
 
-// zeroTailLocked zeroes what programs stored past end of file into the pages of rg, but for pages that others map for
-// writing: they may be using them. The page that the file ends in may be stale after it, on each device.
+// zeroTailLocked zeroes stores past end of file in the pages of rg. It leaves out pages that other mappings have for
+// writing, since their programs may be using them. On each device, the page at the end of file may be stale past the
+// end.
 func (f *File) zeroTailLocked(ctx context.Context, m *Mapping, rg page.Range) error {
 	h, owner := m.h, m.h.owner
 	tail := rg.Intersect(page.Range{Start: page.Index(f.size >> page.Shift), End: rg.End})
@@ -289,7 +290,7 @@ func (f *File) zeroTailLocked(ctx context.Context, m *Mapping, rg page.Range) er
 			f.lostLocked(h.dev, err)
 			return h.dev.fault(err)
 		}
-		// Of the page that the file ends in, what it is compared with may have something there as well.
+		// The base of the page at the end of file may have bytes past the end as well.
 		last := page.Range{Start: part.pages.Start, End: page.Count(from)}
 		f.rebaseZeroedLocked(h, last, page.From(from))
 	}

@@ -13,29 +13,29 @@ import (
 	"github.com/gaiafs/gaiafs/versions"
 )
 
-// extent is what is known of device memory that caches pages of a file. Package residency knows who uses it.
+// extent is a piece of device memory that caches pages of a file. Package residency knows who uses it.
 type extent struct {
 	*residency.Extent
 	file *File
 	h    *holding
 	dev  *device
 
-	// writable says that a client was given the memory for writing: then programs may store into any page of it
-	// whenever they like, whatever they mapped and released. doubtful says that digests were taken from the device's
-	// bytes after that, which need not be home's. Both last as long as the extent, and are protected by File.mu.
+	// writable means that a client was given the memory for writing. Its programs may store into any page of it at any
+	// time, whatever they mapped and released. doubtful means that digests were computed from the device's bytes after
+	// that, so they need not be home's. Both stay set as long as the extent lives, and are protected by File.mu.
 	writable, doubtful bool
-	// given has the users who were given the memory and may have it still. Protected by File.mu.
+	// given has the users who were given the memory and may still have it. Protected by File.mu.
 	given map[uint32]given
-	// littered says that something may be left in pages that the device does not hold, by a transfer that failed, or by
-	// what had the memory before. Otherwise they have zeros, but for what a client stored who was given the memory for
-	// writing. Protected by File.mu.
+	// littered means that pages that the device does not hold may contain leftovers of a failed transfer or of the
+	// memory's previous use. If it is not set, such pages are zero, except for stores by clients that were given the
+	// memory for writing. Protected by File.mu.
 	littered bool
-	// agreed has the digest of every tracked page's base; nil while all of these are zeros, as are those it has not.
-	// Protected by File.mu, but that the digests do not change while scans counts somebody who reads them without it:
-	// then who wants to change one replaces the array.
+	// agreed has the digest of the base of every tracked page. It is nil while all bases are zero pages, and digests
+	// that it lacks are those of zero pages. Protected by File.mu, with one exception: scans counts goroutines that
+	// read the digests without the lock. While it is not 0, a change of a digest replaces the whole array first.
 	agreed *digests
 	scans  int
-	// leases are what clients of movable mappings may have of it. Protected by File.mu.
+	// leases are the memory that clients of movable mappings may have of the extent. Protected by File.mu.
 	leases []*lease
 }
 
@@ -44,40 +44,40 @@ func (x *extent) pages() page.Range { return x.Pages() }
 // span returns the bytes of the file that x caches.
 func (x *extent) span() page.Bytes { return page.Span(x.pages().Offset(), x.Size()) }
 
-// off returns where page p of the file is in the memory, offset where byte off is.
+// off returns the offset of page p of the file in the memory, offset that of byte off of the file.
 func (x *extent) off(p page.Index) int64 { return x.offset(p.Offset()) }
 func (x *extent) offset(off int64) int64 { return off - x.pages().Offset() }
 
-// holding is what one device holds of a file. Of users who must not share memory it has one for each (sharing.go).
+// holding is what one device holds of a file. Users who must not share memory have a holding each (sharing.go).
 // Protected by File.mu.
 type holding struct {
 	f     *File // immutable
 	dev   *device
 	owner versions.Owner // immutable
-	// extents are in the order of their pages. Their sizes differ where the file grew.
+	// extents are ordered by their pages. Their sizes differ if the file grew.
 	extents []*extent
-	// reads are those of home that go on without File.mu.
+	// reads are the reads of home that run without File.mu.
 	reads mover.Reads
-	// gone has where extents began that were evicted, until others begin there.
+	// gone has the first pages of evicted extents, until a new extent begins there.
 	gone map[page.Index]struct{}
-	// grouped are the pages of open groups. The groups' releases alone publish them.
+	// grouped are the pages of open groups. Only the release of the group publishes them.
 	grouped []page.Range
-	// pastEnd is TakePastEnd's.
+	// pastEnd counts pages for TakePastEnd.
 	pastEnd atomic.Int64
 }
 
 func (h *holding) empty() bool { return len(h.extents) == 0 }
 
-// has reports whether x is one of h's still.
+// has reports whether x still belongs to h.
 func (h *holding) has(x *extent) bool {
 	i, found := h.find(x.pages().Start)
 	return found && h.extents[i] == x
 }
 
-// sorted returns the extents in the order of their pages, for who may change them.
+// sorted returns a copy of the extents in the order of their pages. The caller may change h while it iterates.
 func (h *holding) sorted() []*extent { return slices.Clone(h.extents) }
 
-// find returns the place of the first extent that ends behind page p, and whether p is one of its pages.
+// find returns the index of the first extent that ends after page p, and whether that extent contains p.
 func (h *holding) find(p page.Index) (i int, found bool) {
 	i, _ = slices.BinarySearchFunc(h.extents, p, func(x *extent, p page.Index) int {
 		if x.pages().End <= p {
@@ -88,7 +88,7 @@ func (h *holding) find(p page.Index) (i int, found bool) {
 	return i, i < len(h.extents) && h.extents[i].pages().Contains(p)
 }
 
-// each calls fn for the part of rg in each extent that exists, in order.
+// each calls fn for each extent that overlaps rg, in order, with the pages of rg in it.
 func (h *holding) each(rg page.Range, fn func(x *extent, part page.Range)) {
 	if rg.Empty() {
 		return
@@ -103,15 +103,15 @@ func (h *holding) each(rg page.Range, fn func(x *extent, part page.Range)) {
 	}
 }
 
-// walk looks for the extents of pages, of which many in a row are in the same one. Nobody adds or frees extents
-// meanwhile.
+// walk finds the extents of pages. It is fast if consecutive pages are in the same extent. The extents must not change
+// while it is used.
 type walk struct {
 	h     *holding
-	x     *extent    // that of pages, nil if there is none
-	pages page.Range // none at first
+	x     *extent    // the extent of pages, nil if there is none
+	pages page.Range // empty at first
 }
 
-// at returns the extent of page p, nil if there is none, and pages around p that it is the extent of.
+// at returns the extent of page p, or nil, and a range around p for which that holds.
 func (w *walk) at(p page.Index) (*extent, page.Range) {
 	if w.pages.Contains(p) {
 		return w.x, w.pages
@@ -128,7 +128,7 @@ func (w *walk) at(p page.Index) (*extent, page.Range) {
 	return w.x, w.pages
 }
 
-// each is that of holding.
+// each is holding.each, except that it starts from the extent found last.
 func (w *walk) each(rg page.Range, fn func(x *extent, part page.Range)) {
 	for p := rg.Start; p < rg.End; {
 		x, pages := w.at(p)
@@ -140,7 +140,7 @@ func (w *walk) each(rg page.Range, fn func(x *extent, part page.Range)) {
 	}
 }
 
-// covers reports whether all of rg has memory.
+// covers reports whether all pages of rg have memory.
 func (h *holding) covers(rg page.Range) bool {
 	pages := int64(0)
 	h.each(rg, func(_ *extent, part page.Range) { pages += part.Len() })
@@ -161,13 +161,13 @@ func (h *holding) copies(rg page.Range, buf []byte) []gpubackend.Copy {
 	return h.appendCopies(nil, rg, buf)
 }
 
-// appendCopies appends them to pieces.
+// appendCopies appends to pieces what copies returns.
 func (h *holding) appendCopies(pieces []gpubackend.Copy, rg page.Range, buf []byte) []gpubackend.Copy {
 	of := walk{h: h}
 	return of.appendCopies(pieces, rg, buf)
 }
 
-// appendCopies is that of holding.
+// appendCopies is holding.appendCopies.
 func (w *walk) appendCopies(pieces []gpubackend.Copy, rg page.Range, buf []byte) []gpubackend.Copy {
 	w.each(rg, func(x *extent, part page.Range) {
 		from := (part.Start - rg.Start).Offset()
@@ -180,7 +180,7 @@ func (w *walk) appendCopies(pieces []gpubackend.Copy, rg page.Range, buf []byte)
 	return pieces
 }
 
-// agreedAt returns the agreed digests of the pages of part, which lie in x, for reading.
+// agreedAt returns the agreed digests of the pages of part, which lie in x. The caller must not change them.
 func (x *extent) agreedAt(part page.Range) []gpubackend.Digest {
 	if x.agreed == nil {
 		x.agreed = newDigests(&x.file.c.memory, x.Size()>>page.Shift, x.dev.zeros[0])
@@ -189,7 +189,7 @@ func (x *extent) agreedAt(part page.Range) []gpubackend.Digest {
 	return x.agreed.take(part.Start-first, part.End-first)
 }
 
-// agreeOn is agreedAt for changing them.
+// agreeOn is agreedAt for callers that change the digests.
 func (x *extent) agreeOn(part page.Range) []gpubackend.Digest {
 	if x.scans > 0 {
 		shared := x.agreed
@@ -199,7 +199,7 @@ func (x *extent) agreeOn(part page.Range) []gpubackend.Digest {
 	return x.agreedAt(part)
 }
 
-// agreeOn sees to it that there are digests of all pages of updates, and that nobody reads them without File.mu.
+// agreeOn creates the digests of all pages of updates, and makes sure that nobody reads them without File.mu.
 func (h *holding) agreeOn(updates []lrc.Update) {
 	of := walk{h: h}
 	for _, u := range updates {

@@ -16,133 +16,132 @@ import (
 	"github.com/gaiafs/gaiafs/versions"
 )
 
-// ErrDetached says that devices hold nothing of the file any more: the request goes to home directly.
+// ErrDetached means that devices hold nothing of the file any more. The request goes directly to home.
 var ErrDetached = errors.New("no device holds anything of the file")
 
-// batchPages is the number of pages that are moved under one hold of File.mu: 4 MiB.
+// batchPages is the number of pages moved under one hold of File.mu: 4 MiB.
 const batchPages = 1024
 
-// File is what devices hold of one file. It exists while a mapping of the file does, or an extent.
+// File is what devices hold of one file. It exists as long as the file has a mapping or an extent.
 type File struct {
 	c  *Cache
 	id FileID // immutable
-	// coldWay is that of the disk; immutable.
+	// coldWay measures reads of the disk that home is on; immutable.
 	coldWay *mover.ColdWay
 
-	// users counts the calls of Map in progress, which keep the File attached. Protected by Cache.mu.
+	// users counts the Map calls in progress. They keep the File attached. Protected by Cache.mu.
 	users int
 
 	detached atomic.Bool // set once, under mu
-	// letGo is what WhenDetached was told, or nil.
+	// letGo is the callback of WhenDetached, or nil.
 	letGo atomic.Pointer[func()]
 
-	// mu is read-locked by writes of different pages, which change what it protects under writes.mu (write.go).
+	// mu is read-locked by writes to different pages. They change what it protects under writes.mu (write.go).
 	mu     fileLock
 	writes writes
 	path   atomic.Pointer[string] // what Name returns
 	home   Home                   // protected by mu
 	kernel KernelPages            // protected by mu
-	// size is home's, as this mount left it. Protected by mu.
+	// size is the size of home after this mount's last change. Protected by mu.
 	size int64
-	// changes is the number of changes of home beside the mount that were looked at, and doubt are the pages of which
-	// it is not known yet whether they changed (beside.go). Protected by mu.
+	// changes is how many changes made directly in SOURCE have been looked at. doubt has the pages that such a change
+	// may have touched (beside.go). Both protected by mu.
 	changes uint64
 	doubt   []page.Range
-	// orphan says that no name and no descriptor leads to the file any more. Protected by mu.
+	// orphan means that the file has no name and no open descriptor left. Protected by mu.
 	orphan bool
 
 	lrc lrc.File // protected by mu
-	// states is what the account was told of it. Protected by mu.
+	// states is the size of lrc as last charged to the account. Protected by mu.
 	states   int64
 	holdings map[versions.Owner]*holding // protected by mu
-	others   []*holding                  // those that are not a device's first. Protected by mu
-	rights   Rights                      // those noticed last. Protected by mu
-	taken    uint64                      // counts how often rights were taken away. Protected by mu
+	others   []*holding                  // holdings beyond the first of each device. Protected by mu
+	rights   Rights                      // as last checked. Protected by mu
+	taken    uint64                      // counts how often rights were revoked. Protected by mu
 	bases    bases                       // protected by mu
-	flights  flights                     // come and go with mu held
-	// turn has room for the read that may wait for mu: see readInTurn.
+	flights  flights                     // added and removed with mu held
+	// turn has room for the one read that may wait for mu: see readInTurn.
 	turn chan struct{}
-	// landing is who will look whether reads pause. Protected by mu.
+	// landing is the timer that checks whether reads pause. Protected by mu.
 	landing  *time.Timer
 	drains   map[lrc.DrainID]chan struct{} // protected by mu
 	mappings map[*Mapping]struct{}         // protected by mu
-	// pendingSince is when the oldest uncollected release was made, zero if there is none. Protected by mu.
+	// pendingSince is the time of the oldest uncollected release, or zero. Protected by mu.
 	pendingSince time.Time
-	// coming is the number of pages that were released since home last had everything. It is changed with mu held.
+	// coming is the number of pages released since home last had everything. It is changed with mu held.
 	coming atomic.Int64
-	// asked counts the times that the kernel may have begun to make the file longer, and sentAll is what it was when
-	// the kernel had last sent everything. sentAll is protected by mu.
+	// asked counts the times that the kernel may have begun to extend the file. sentAll is the value of asked when the
+	// kernel had last sent everything; it is protected by mu.
 	asked   atomic.Uint64
 	sentAll uint64
 	// shown is changed with mu held.
 	shown atomic.Pointer[shownTimes]
-	// collectingRuns are where CPU reads had runs brought from devices. Protected by mu.
+	// collectingRuns are the runs that CPU reads collected from devices. Protected by mu.
 	collectingRuns collectingRuns
-	// toldPastEnd says that the log has told of stores past the end of the file. Protected by mu.
+	// toldPastEnd means that the log has reported stores past end of file. Protected by mu.
 	toldPastEnd bool
-	// collectErr is why the last attempt to bring bytes home failed, nil once none of those wait any more. Protected by
-	// mu.
+	// collectErr is the error of the last failed attempt to bring bytes home. It is nil again once none of those bytes
+	// wait. Protected by mu.
 	collectErr error
 	failing    atomic.Bool // collectErr is set
-	// unreported is what was lost with devices and what no Sync has failed for yet. The File stays attached for it.
-	// Protected by mu.
+	// unreported are losses that no Sync has reported yet. They keep the File attached. Protected by mu.
 	unreported []*Loss
-	// pinning is what SetPinning was told last.
+	// pinning is the argument of the last SetPinning.
 	pinning atomic.Pointer[Pinning]
 
-	// noDirect says that home cannot be read past the host's page cache. Set once.
+	// noDirect means that home cannot be read past the host's page cache. Set once.
 	noDirect atomic.Bool
-	// reading counts reads of home that go on without mu, closing has homes to be closed when they ended.
+	// reading counts reads of home that run without mu. closing has the homes to close when these have ended.
 	readingMu sync.Mutex
 	reading   int    // protected by readingMu
 	closing   []Home // protected by readingMu
 
-	serial uint64          // immutable; tells the File from others
-	clean  *cleanread.File // what is known of CPU reads; immutable
+	serial uint64          // immutable; identifies the File
+	clean  *cleanread.File // the state of CPU reads; immutable
 
-	// views have bytes of the file; viewed is how many there are, for who asks without viewsMu.
+	// views are the parts of views with bytes of the file. viewed is their number, for readers without viewsMu.
 	viewsMu sync.Mutex
 	views   []*viewPart // protected by viewsMu
-	// expected is how many views are about to read home, gathered is closed when that is none; nil while nobody waits.
+	// expected is how many views are about to read home. gathered is closed when it drops to zero; nil if nobody waits.
 	expected int           // protected by viewsMu
 	gathered chan struct{} // protected by viewsMu
 	viewed   atomic.Int32
-	// viewTurn counts how often pages were taken for a view. Protected by mu.
+	// viewTurn counts how often pages were read for a view. Protected by mu.
 	viewTurn uint64
 
 	published publication
-	// releases counts what devices published. Protected by mu.
+	// releases counts the releases by devices. Protected by mu.
 	releases uint64
 
 	counters Counters
 
-	stuckNoted atomic.Bool // the log says that the file is stuck
-	// seen is what the status saw of the file last. looking is closed when somebody who waits for mu has looked again.
+	stuckNoted atomic.Bool // the log has reported that the file is stuck
+	// seen is what the status last saw of the file. looking is closed when the goroutine that waits for mu has looked.
 	seen    atomic.Pointer[glance]
 	lookMu  sync.Mutex
-	looking chan struct{} // protected by lookMu; nil where nobody waits
+	looking chan struct{} // protected by lookMu; nil if nobody waits
 }
 
-// Name is the path below the mountpoint at the time when the file was last mapped.
+// Name returns the path below the mountpoint when the file was last mapped.
 func (f *File) Name() string { return *f.path.Load() }
 
 func (f *File) setName(name string) { f.path.Store(&name) }
 
-// Detached reports that devices hold nothing of the file any more, so that requests need not consult f.
+// Detached reports that devices hold nothing of the file any more. Requests then need not consult f.
 func (f *File) Detached() bool { return f.detached.Load() }
 
-// Size returns home's size as this mount left it.
+// Size returns the size of home after this mount's last change.
 func (f *File) Size() int64 {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	return f.size
 }
 
-// Coming returns at most how many pages home may get from devices soon, of those that were released.
+// Coming returns an upper bound on the released pages that devices may soon write home.
 func (f *File) Coming() page.Index { return page.Index(f.coming.Load()) }
 
-// open returns the File of src with a user counted, which done gives back. It makes the File where there is none, and
-// opens home for writing where writable asks for it and it was not.
+// open returns the File of src, creating it if needed, and counts the caller as a user until done is called. If
+// writable is set and home was opened read-only, open opens it again for writing.
 func (c *Cache) open(ctx context.Context, src Source, writable bool) (f *File, done func(), err error) {
 	id := src.ID()
 	c.mu.Lock()
@@ -187,7 +186,7 @@ func (c *Cache) open(ctx context.Context, src Source, writable bool) (f *File, d
 	return f, done, nil
 }
 
-// newFile registers a File for src with one user, or joins the one that somebody else registered meanwhile.
+// newFile registers a File for src with one user. If another goroutine was faster, it joins that File.
 func (c *Cache) newFile(ctx context.Context, src Source, writable bool) (*File, error) {
 	home, err := src.OpenHome(writable)
 	if err != nil {
@@ -208,9 +207,9 @@ func (c *Cache) newFile(ctx context.Context, src Source, writable bool) (*File, 
 	f.serial, f.bases.memory = c.serials.Add(1), &c.pages
 	f.coldWay = c.coldWay(f.id.Dev)
 	f.clean = c.clean.NewFile(f.serial, executor{f})
-	f.asked.Store(1) // by programs that write already
+	f.asked.Store(1) // programs may be writing already
 	f.lrc.HeldUnasked, f.lrc.Changed = c.writeBack, f.changed
-	if err := f.meetHomeLocked(); err != nil { // nobody else knows f yet
+	if err := f.meetHomeLocked(); err != nil { // f is not shared yet
 		_ = home.Close()
 		return nil, err
 	}
@@ -224,7 +223,8 @@ func (c *Cache) newFile(ctx context.Context, src Source, writable bool) (*File, 
 	c.publications.meet(f)
 	c.files[f.id] = f
 	c.mu.Unlock()
-	// Requests that did not consult f are over when Attach returns; what they changed is not somebody else's doing.
+	// When Attach returns, requests that did not consult f have ended. Their changes must not count as changes made
+	// directly in SOURCE.
 	src.Attach(f)
 	err = f.mu.LockIn(ctx)
 	if err == nil {
@@ -238,7 +238,7 @@ func (c *Cache) newFile(ctx context.Context, src Source, writable bool) (*File, 
 	return f, nil
 }
 
-// leave takes a user back. Somebody else may use the File.
+// leave removes a user. Others may still use the File.
 func (f *File) leave(ctx context.Context) {
 	f.c.mu.Lock()
 	f.users--
@@ -246,7 +246,7 @@ func (f *File) leave(ctx context.Context) {
 	f.whenFree(ctx, f.dropIdleLocked)
 }
 
-// meetHomeLocked takes home as it is: no device holds anything yet.
+// meetHomeLocked records the present state of home. No device holds anything yet.
 func (f *File) meetHomeLocked() (err error) {
 	if f.changes, err = f.home.Look(); err != nil {
 		return err
@@ -254,8 +254,8 @@ func (f *File) meetHomeLocked() (err error) {
 	return f.noteSizeLocked(0, math.MaxInt64)
 }
 
-// noteSizeLocked takes the size that a change through the mount gave home, which is least or more, and no more than
-// most. The rest is somebody else's doing in SOURCE, and will be noticed as that.
+// noteSizeLocked records the size of home after a change through the mount. That size is at least least and at most
+// most. Anything outside these bounds is a change made directly in SOURCE, and will be noticed as such.
 func (f *File) noteSizeLocked(least, most int64) error {
 	sig, err := f.home.Signature()
 	if err != nil {
@@ -265,8 +265,8 @@ func (f *File) noteSizeLocked(least, most int64) error {
 	return nil
 }
 
-// dropIdleLocked frees the extents of an orphan that nobody maps, and detaches a File that holds nothing and that
-// nobody is about to map.
+// dropIdleLocked frees the unmapped extents of an orphan. It detaches a File that holds nothing and that nobody is
+// about to map.
 func (f *File) dropIdleLocked() {
 	if f.detached.Load() {
 		return
@@ -274,7 +274,7 @@ func (f *File) dropIdleLocked() {
 	if f.orphan {
 		for _, h := range f.holdings {
 			for _, x := range h.sorted() {
-				if !f.movesLocked(x) { // programs may want it back
+				if !f.movesLocked(x) { // programs may want it again
 					f.loseExtentLocked(x)
 				}
 			}
@@ -303,7 +303,7 @@ func (f *File) dropIdleLocked() {
 	}
 }
 
-// detachLocked takes the File out of the Cache unless somebody is about to map it.
+// detachLocked removes the File from the Cache, unless a caller is about to map it.
 func (f *File) detachLocked() bool {
 	f.c.mu.Lock()
 	defer f.c.mu.Unlock()
@@ -321,9 +321,8 @@ func (f *File) detachLocked() bool {
 	return true
 }
 
-// WhenDetached has letGo called when the File is detached, in the place of what it was told before: whoever keeps the
-// File for requests to consult needs it no more then, and it takes some KiB. letGo must not block, and may be called
-// twice.
+// WhenDetached sets the function to call when the File is detached, and replaces an earlier one. Owners of references
+// use it to drop them: a detached File still takes some KiB. letGo must not block, and may be called twice.
 func (f *File) WhenDetached(letGo func()) {
 	f.letGo.Store(&letGo)
 	if f.Detached() {
@@ -331,7 +330,7 @@ func (f *File) WhenDetached(letGo func()) {
 	}
 }
 
-// mappedLocked returns how many mappings clients have.
+// mappedLocked returns the number of mappings that clients have.
 func (f *File) mappedLocked() (n int) {
 	for m := range f.mappings {
 		if m.whole == nil {
@@ -353,8 +352,8 @@ func (f *File) snapshotMappings() []*Mapping {
 	return list
 }
 
-// readHomeLocked reads the pages of rg from home, flights included, into p, which has rg.Bytes() bytes. What lies past
-// end of file reads as zero.
+// readHomeLocked reads the pages of rg from home, flights included, into p, which has rg.Bytes() bytes. Bytes past end
+// of file read as zero.
 func (f *File) readHomeLocked(rg page.Range, p []byte) error {
 	n, err := f.homeLocked().ReadAt(p, rg.Offset())
 	if err != nil {
@@ -364,11 +363,11 @@ func (f *File) readHomeLocked(rg page.Range, p []byte) error {
 	return nil
 }
 
-// fileRange returns the pages that hold bytes of the file.
+// fileRangeLocked returns the pages that hold bytes of the file.
 func (f *File) fileRangeLocked() page.Range { return page.Range{End: page.Count(f.size)} }
 
-// waitDrains returns once no page of rg that was draining at the time of the call drains any more, not even again for
-// the same release.
+// waitDrains waits for all pages of rg that are draining at the time of the call. When it returns, none of them drains
+// for the same release any more.
 func (f *File) waitDrains(ctx context.Context, rg page.Range) error {
 	if err := f.mu.LockIn(ctx); err != nil {
 		return err
@@ -385,7 +384,7 @@ func (f *File) waitDrains(ctx context.Context, rg page.Range) error {
 	return nil
 }
 
-// drainsLocked returns what is closed when pages of rg, which drain now, do so no more.
+// drainsLocked returns one channel per release that drains pages of rg now. Each is closed when its draining ends.
 func (f *File) drainsLocked(rg page.Range) (drains []chan struct{}) {
 	for _, id := range f.lrc.Draining(rg) {
 		drains = append(drains, f.drains[id])

@@ -12,8 +12,8 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
-// fromHomeLocked brings the updates of part, which are stale, from home, and returns how many pages and up to which
-// page it came. storing covers part. called are readers that may take part, nil if there are none yet.
+// fromHomeLocked brings the stale pages of part up to date from home. It returns how many pages it brought and the
+// first page that it did not reach. storing covers part. called are readers woken early, nil if there are none.
 func (f *File) fromHomeLocked(
 	ctx context.Context, h *holding, part page.Range, stale []lrc.Update, storing []tracking, until time.Time,
 	called *mover.Crew, plan *lrc.AcquirePlan,
@@ -25,7 +25,7 @@ func (f *File) fromHomeLocked(
 	}
 	defer f.enterReadsLocked(h)()
 	spans, spoiled, wide := h.reads.Spans(part, func(span page.Range) bool {
-		// Outside of part nobody has brought home what devices released, and there may be no memory any more.
+		// Outside of part, released bytes may not be home yet, and the device may have no memory.
 		return len(f.lrc.Pending(span, true)) == 0 && !f.flights.overlap(span) && h.covers(span)
 	})
 	if wide != part {
@@ -35,7 +35,7 @@ func (f *File) fromHomeLocked(
 	}
 	if slices.ContainsFunc(storing, func(t tracking) bool { return t.track }) ||
 		slices.ContainsFunc(stale, func(u lrc.Update) bool { return u.Mode == lrc.ModePatch }) {
-		// From now on digests change one by one, each by whoever brings its page.
+		// From here on digests change one by one, each by the goroutine that brings its page.
 		h.agreeOn(stale)
 	}
 	fill := f.newFillLocked(h, stale, storing, spans, *plan)
@@ -45,7 +45,7 @@ func (f *File) fromHomeLocked(
 	if err = fill.Run(ctx, called); err != nil {
 		h.litter([]page.Range{wide})
 	}
-	// After an error pieces may be there that come after one that is not.
+	// After an error, pieces may have arrived behind one that did not.
 	next = part.End
 	fills, filled := int64(0), page.Range{}
 	for i := range fill.Pieces {
@@ -68,7 +68,7 @@ func (f *File) fromHomeLocked(
 	return pages, next, err
 }
 
-// newFillLocked returns a transfer of updates from home through the host's page cache.
+// newFillLocked returns a transfer that brings updates from home through the host's page cache.
 func (f *File) newFillLocked(
 	h *holding, stale []lrc.Update, storing []tracking, spans []page.Range, plan lrc.AcquirePlan,
 ) *mover.Fill {
@@ -80,7 +80,7 @@ func (f *File) newFillLocked(
 	}
 }
 
-// piecesOf is mover.Pieces of updates.
+// piecesOf converts updates to what mover.Pieces takes, and calls it.
 func piecesOf(stale []lrc.Update, storing []tracking, spans []page.Range) []mover.Piece {
 	runs := make([]mover.Run, len(storing))
 	for i, t := range storing {
@@ -91,22 +91,22 @@ func piecesOf(stale []lrc.Update, storing []tracking, spans []page.Range) []move
 	}, runs, spans)
 }
 
-// filling is what is known of a transfer of updates to one device, and what became of the pieces that it has. Whoever
-// holds File.mu waits for the transfer.
+// filling is the state and the result of a transfer of updates to one device. The holder of File.mu waits for the
+// transfer.
 type filling struct {
 	f     *File
 	h     *holding
 	plan  lrc.AcquirePlan
 	stale []lrc.Update
 
-	mu sync.Mutex // of those who report pieces
-	// The rest is protected by mu, until the transfer has ended.
+	mu sync.Mutex // serialises reports of arrived pieces
+	// The fields below are protected by mu until the transfer has ended.
 	tracked, others            []page.Range // scratch
 	filled, refreshed, patched int64
 	from                       mover.Ways
 }
 
-// placer is a walk over the extents of pages that are filled.
+// placer walks over the extents of the pages that are filled.
 type placer struct {
 	walk
 	of *filling
@@ -130,8 +130,7 @@ func (p *placer) AppendPatches(
 // Sent implements mover.Target.
 func (t *filling) Sent([]*mover.Piece) {}
 
-// Arrived implements mover.Target. Other pieces are being read, which need what is known of them: their bases and
-// digests.
+// Arrived implements mover.Target. It leaves alone the bases and digests of other pieces, which are still being read.
 func (t *filling) Arrived(pieces []*mover.Piece) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -167,7 +166,8 @@ func (t *filling) Arrived(pieces []*mover.Piece) {
 	t.f.bases.vacate(t.plan.Updated(t.others, false))
 }
 
-// endLocked counts what arrived, with so many runs of pages that the device had nothing of. The transfer has ended.
+// endLocked adds the transfer to the counters. fills is the number of page runs that the device did not hold before.
+// The transfer has ended.
 func (t *filling) endLocked(fills int64) {
 	f := t.f
 	f.bases.sweep()

@@ -11,40 +11,41 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
-// A CPU read of what a device released need not wait until home was written. What was fetched and merged for home stays
-// in memory for a while, as a flight, and home is written beside. docs/dev/adr/0017-reads-before-home.md has the
-// reasons. The rule:
+// A CPU read of released bytes does not wait until they are written home. Bytes fetched and merged for home stay in
+// memory for a while, as a flight, and are written home concurrently. docs/dev/adr/0017-reads-before-home.md has the
+// reasons. The rules:
 //
-// Home is what the backing file has, with the pages of flights laid over it. The lrc machine, digests, bases and views
-// go by that home, so a portion that flies was collected. The backing file lags behind it in the pages of flights and
-// nowhere else. Only two look at flights: reads on the CPU (Read, readOverLocked), and whoever reads home for the
-// pagecache itself (readHomeLocked, overHome). Everybody else who reads or changes the backing file in some pages has
-// flights brought there first (landLocked): ChangeHome, ReadRange, Sync, every collect that does not fly itself.
+// Home means the backing file with the pages of flights laid over it. The lrc machine, digests, bases and views use
+// home in this sense, so a portion that flies counts as collected. The backing file lags behind only in the pages of
+// flights. Two kinds of readers look at flights: CPU reads (Read, readOverLocked), and reads of home by this package
+// (readHomeLocked, overHome). All other code that reads or changes the backing file first brings home the flights of
+// the pages concerned (landLocked): ChangeHome, ReadRange, Sync, and every collect that does not create flights.
 //
-// A flight holds whole pages inside the file. Its bytes never change. Flights do not overlap: what is collected again
-// takes the place of what was there. They come, land and go with File.mu locked. Where home does not take the bytes
-// they stay, wait as released bytes do, and are tried again; no more of the file fly until then. The end of a device
-// costs them nothing.
+// A flight holds whole pages inside the file. Its bytes never change. Flights do not overlap: pages that are collected
+// again replace the old ones. Flights are created, landed and removed with File.mu locked. If home refuses the bytes,
+// the flight stays, waits like other released bytes, and is tried again; until it succeeds the file gets no new
+// flights. Flights survive the loss of a device.
 //
-// A read takes bytes from a flight without File.mu while the flight is shown: nothing of its pages is pending then, and
-// they count among those that the kernel may hold. Whoever changes something of a page calls File.changed before, which
-// hides the flight, and a release does so before the kernel drops pages. So a read that found the flight shown is one
-// that the kernel waits for.
+// A read takes bytes from a flight without File.mu while the flight is shown. Nothing is pending in the pages of a
+// shown flight, and they count as pages that the kernel may hold. Code that changes a page calls File.changed first,
+// which hides the flight. A release does so before the kernel drops pages, so the kernel waits for every read that
+// found the flight shown.
 
 const (
-	// leastFlight is how many pages a read needs from devices for them to fly, 64 KiB: fewer are home at once.
+	// leastFlight is the least number of pages that a read must fetch from devices for them to fly: 64 KiB. Fewer are
+	// written home at once.
 	leastFlight = 16
-	// flightShare is which part of Options.HostMemory flights may take; mostFlights is how many pages at most, 128 MiB.
-	// Half of that stays until reads pause, for landPause: a read of a flight waits for nobody, and one of what has
+	// Flights may take 1/flightShare of Options.HostMemory, but at most mostFlights pages: 128 MiB. Half of that stays
+	// until no read has used a flight for landPause: a read of a flight waits for nobody, but a read of bytes that have
 	// just landed waits for File.mu.
 	flightShare = 4
 	mostFlights = 2 * holdCollect
 	landPause   = 20 * time.Millisecond
-	// landPages is how many pages the background brings home under one hold of File.mu, 1 MiB.
+	// landPages is the number of pages that the background brings home under one hold of File.mu: 1 MiB.
 	landPages = homeWrite >> page.Shift
 )
 
-// leastFlightFor is leastFlight with DeviceReads that are so.
+// leastFlightFor returns leastFlight as DeviceReads modifies it.
 func leastFlightFor(when DeviceReads) int64 {
 	switch when {
 	case DeviceReadsAlways:
@@ -55,17 +56,17 @@ func leastFlightFor(when DeviceReads) int64 {
 	return leastFlight
 }
 
-// flight is the memory of a portion that readers see before home has it.
+// flight is the memory of a portion that readers can see before home has it.
 type flight struct {
 	f       *File
 	portion *portion
-	bytes   int64 // that the account was told of
-	born    int64 // later flights of the file have higher ones; immutable
-	// users are the runs that are not home, and the reads that copy from them.
+	bytes   int64 // as charged to the account
+	born    int64 // later flights of the file have higher numbers; immutable
+	// users counts the runs that are not home yet, and the reads that copy from them.
 	users atomic.Int64
 }
 
-// drop ends so many uses.
+// drop ends n uses. The last one frees the memory.
 func (x *flight) drop(n int64) {
 	if x.users.Add(-n) == 0 {
 		x.portion.free()
@@ -81,25 +82,25 @@ type flown struct {
 	shown bool
 }
 
-// part returns the run's pages of rg, which is inside.
+// part returns the pages rg of the run. rg must lie inside the run.
 func (x flown) part(rg page.Range) flown {
 	x.bytes = x.bytes[(rg.Start - x.pages.Start).Offset():][:rg.Bytes():rg.Bytes()]
 	x.pages = rg
 	return x
 }
 
-// flights are those of a file. Runs come and go with File.mu and mu held.
+// flights are the flights of a file. Runs are added and removed with both File.mu and mu held.
 type flights struct {
-	n    atomic.Int32 // len(runs), for who asks without mu
+	n    atomic.Int32 // len(runs), for readers without mu
 	mu   sync.Mutex
 	runs []flown // ascending, without overlaps; protected by mu
-	// leads are what was brought for programs that read in order. Protected by mu.
+	// leads are what was brought early for programs that read in order. Protected by mu.
 	leads leads
 	born  int64        // counts flights; protected by File.mu
 	used  atomic.Int64 // counts reads
 }
 
-// firstLocked returns the place of the first run that ends behind p.
+// firstLocked returns the index of the first run that ends after page p.
 func (s *flights) firstLocked(p page.Index) int {
 	i, _ := slices.BinarySearchFunc(s.runs, p, func(x flown, p page.Index) int { return int(x.pages.End - 1 - p) })
 	return i
@@ -108,7 +109,7 @@ func (s *flights) firstLocked(p page.Index) int {
 // any reports whether there are flights.
 func (s *flights) any() bool { return s.n.Load() > 0 }
 
-// overlap reports whether there are flights of pages of rg.
+// overlap reports whether any page of rg flies.
 func (s *flights) overlap(rg page.Range) bool {
 	if !s.any() {
 		return false
@@ -119,7 +120,7 @@ func (s *flights) overlap(rg page.Range) bool {
 	return i < len(s.runs) && s.runs[i].pages.Overlaps(rg)
 }
 
-// in returns the runs that have pages of rg, up to so many pages but one run at least. File.mu is held.
+// in returns the runs that overlap rg: at most most pages, but at least one run. File.mu is held.
 func (s *flights) in(rg page.Range, most int64) (list []flown) {
 	if !s.any() {
 		return nil
@@ -135,7 +136,7 @@ func (s *flights) in(rg page.Range, most int64) (list []flown) {
 	return list
 }
 
-// oldest returns the first runs of the oldest flight, up to so many pages but one run at least. File.mu is held.
+// oldest returns the first runs of the oldest flight: at most most pages, but at least one run. File.mu is held.
 func (s *flights) oldest(most int64) (list []flown) {
 	if !s.any() {
 		return nil
@@ -157,8 +158,8 @@ func (s *flights) oldest(most int64) (list []flown) {
 	return list
 }
 
-// hold returns the parts of runs in rg, each with a use of its flight, and whether they are all of it. With shown it
-// returns none where they are not all, or not all shown.
+// hold returns the parts of runs that lie in rg, and adds a use to the flight of each. whole reports whether they cover
+// rg. With shown set, it returns none unless they cover rg and all are shown.
 func (s *flights) hold(rg page.Range, shown bool) (parts []flown, whole bool) {
 	if !s.any() || rg.Empty() {
 		return nil, false
@@ -187,14 +188,14 @@ func (s *flights) hold(rg page.Range, shown bool) (parts []flown, whole bool) {
 	return parts, whole
 }
 
-// dropParts ends what hold began.
+// dropParts ends the uses that hold added.
 func dropParts(parts []flown) {
 	for _, x := range parts {
 		x.of.drop(1)
 	}
 }
 
-// copyTo copies parts into p, whose first byte is byte off of the file.
+// copyTo copies parts into p, which begins at byte off of the file.
 func copyTo(p []byte, off int64, parts []flown) {
 	for _, x := range parts {
 		both := x.pages.Span().Intersect(page.Span(off, int64(len(p))))
@@ -204,7 +205,7 @@ func copyTo(p []byte, off int64, parts []flown) {
 	}
 }
 
-// remove takes the pages of rg out.
+// remove removes the pages of rg.
 func (s *flights) remove(rg page.Range) {
 	if !s.any() {
 		return
@@ -230,7 +231,7 @@ func (s *flights) remove(rg page.Range) {
 	}
 }
 
-// put adds runs, ascending, in the place of what is there.
+// put adds runs, which are ascending, and replaces runs that they overlap.
 func (s *flights) put(runs []flown) {
 	for _, x := range runs {
 		s.remove(x.pages)
@@ -247,7 +248,7 @@ func (s *flights) put(runs []flown) {
 	s.n.Store(int32(len(s.runs)))
 }
 
-// setShown shows or hides the runs that have pages of rg.
+// setShown shows or hides the runs that overlap rg.
 func (s *flights) setShown(rg page.Range, shown bool) {
 	if !s.any() {
 		return
@@ -267,7 +268,7 @@ type overHome struct {
 
 // ReadAt implements mover.Home.
 func (h overHome) ReadAt(p []byte, off int64) (n int, err error) {
-	// Before home is read: what lands meanwhile is in both.
+	// Hold the flights before home is read: pages that land in between are then in both.
 	parts, whole := h.s.hold(page.Covering(off, int64(len(p))), false)
 	defer dropParts(parts)
 	if n = len(p); !whole {
@@ -279,7 +280,8 @@ func (h overHome) ReadAt(p []byte, off int64) (n int, err error) {
 	return n, nil
 }
 
-// homeLocked returns home as the pagecache itself reads it. Whoever holds File.mu may wait for those who read.
+// homeLocked returns home as this package reads it. It may be called by goroutines that the holder of File.mu waits
+// for.
 func (f *File) homeLocked() mover.Home {
 	if !f.flights.any() {
 		return f.home
@@ -287,7 +289,7 @@ func (f *File) homeLocked() mover.Home {
 	return overHome{f.home, &f.flights}
 }
 
-// readFlying serves a read without File.mu from flights that are shown.
+// readFlying serves a read from shown flights, without File.mu.
 func (f *File) readFlying(p []byte, off int64) (ok bool) {
 	parts, ok := f.holdShown(p, off)
 	if ok {
@@ -296,12 +298,13 @@ func (f *File) readFlying(p []byte, off int64) (ok bool) {
 	return ok
 }
 
-// holdShown returns what readParts is to be called with for a read that flights which are shown can serve.
+// holdShown returns the argument for readParts if shown flights can serve the whole read.
 func (f *File) holdShown(p []byte, off int64) (parts []flown, ok bool) {
 	return f.flights.hold(page.Covering(off, int64(len(p))), true)
 }
 
-// readParts copies what holdShown returned, and has more brought where the reader comes to the end of what flies.
+// readParts copies the parts that holdShown returned. It starts to bring more if the reader nears the end of its
+// flights.
 func (f *File) readParts(p []byte, off int64, parts []flown) {
 	copyTo(p, off, parts)
 	dropParts(parts)
@@ -320,20 +323,20 @@ func (f *File) readOverLocked(p []byte, off int64) (n int, err error) {
 	return n, err
 }
 
-// mostAloft is how many bytes may fly.
+// mostAloft returns how many bytes may fly.
 func (c *Cache) mostAloft() int64 {
 	return min(c.memory.limit/flightShare, page.Index(mostFlights).Offset())
 }
 
-// roomToFly reports whether so many bytes more may fly.
+// roomToFly reports whether n more bytes may fly.
 func (c *Cache) roomToFly(n int64) bool {
 	return c.memory.classes[memoryFlights].Load()+n <= c.mostAloft() && c.memory.fits(n)
 }
 
-// manyFly reports whether so much flies that it does not wait until reads pause.
+// manyFly reports whether so many bytes fly that landing must not wait until reads pause.
 func (c *Cache) manyFly() bool { return c.memory.classes[memoryFlights].Load() > c.mostAloft()/2 }
 
-// flyLocked has a portion that was fetched fly, if it may, in the place of what is written home.
+// flyLocked makes a fetched portion a flight, if that is allowed, instead of writing it home.
 func (f *File) flyLocked(c *portion) bool {
 	n := page.Index(pagesOf(c.ranges)).Offset()
 	if c.ranges[len(c.ranges)-1].End.Offset() > f.size || f.collectErr != nil || !f.c.roomToFly(n) {
@@ -354,8 +357,8 @@ func (f *File) flyLocked(c *portion) bool {
 	return true
 }
 
-// showLocked shows the flights of rg of which nothing is pending, and counts their pages among those that the kernel
-// may hold.
+// showLocked shows the flights of rg in which nothing is pending. Their pages then count as pages that the kernel may
+// hold.
 func (f *File) showLocked(rg page.Range) {
 	for _, x := range f.flights.in(rg, math.MaxInt64) {
 		if !x.shown && len(f.lrc.Pending(x.pages, true)) == 0 {
@@ -365,7 +368,7 @@ func (f *File) showLocked(rg page.Range) {
 	}
 }
 
-// landLocked brings home what flies of rg.
+// landLocked brings home all flights of rg.
 func (f *File) landLocked(rg page.Range) error {
 	for f.flights.overlap(rg) {
 		if err := f.landRunsLocked(f.flights.in(rg, collectPortion)); err != nil {
@@ -375,11 +378,11 @@ func (f *File) landLocked(rg page.Range) error {
 	return nil
 }
 
-// landSomeLocked brings home so many pages of the oldest flight, but one run at least. Programs have read those of
-// which most is read, wherever in the file they are.
+// landSomeLocked brings home at most most pages of the oldest flight, but at least one run. Programs have probably read
+// most of the oldest flight, wherever it is in the file.
 func (f *File) landSomeLocked(most int64) error { return f.landRunsLocked(f.flights.oldest(most)) }
 
-// landRunsLocked brings runs home.
+// landRunsLocked writes runs home.
 func (f *File) landRunsLocked(list []flown) error {
 	if len(list) == 0 {
 		return nil
@@ -400,13 +403,13 @@ func (f *File) landRunsLocked(list []flown) error {
 	return err
 }
 
-// cutFlightsLocked forgets what flies past size.
+// cutFlightsLocked removes flights past size.
 func (f *File) cutFlightsLocked(size int64) {
 	if !f.flights.any() {
 		return
 	}
 	last := page.Range{Start: page.Index(size >> page.Shift), End: page.Count(size)}
-	for _, x := range f.flights.in(last, 1) { // the page of the end, of which the rest is zeros now
+	for _, x := range f.flights.in(last, 1) { // the page at the end, whose rest is zero now
 		of := &flight{f: f, portion: &portion{giveBack: func() {}}}
 		of.users.Store(1)
 		buf := slices.Clone(x.part(last).bytes)
@@ -416,7 +419,7 @@ func (f *File) cutFlightsLocked(size int64) {
 	f.flights.remove(page.Range{Start: page.Count(size), End: page.From(0).Pages().End})
 }
 
-// landDuringLocked calls do, which needs no File.mu, and meanwhile brings home what flies.
+// landDuringLocked calls do, which must not need File.mu. While do runs, it brings flights home.
 func (f *File) landDuringLocked(do func()) {
 	if !f.flights.any() || f.collectErr != nil {
 		do()
@@ -440,7 +443,7 @@ func (f *File) landDuringLocked(do func()) {
 	}
 }
 
-// landSoon has the background bring home what flies, and fetch what a program that reads in order will want.
+// landSoon makes the background bring flights home, and fetch what a program that reads in order will want next.
 func (f *File) landSoon() { f.c.lanes.do(f, choreLand, f.land) }
 
 func (f *File) land() {
@@ -448,8 +451,8 @@ func (f *File) land() {
 	}
 }
 
-// landNext is a part of land, and reports whether more is to be done. Unless all is to land, what is not much waits
-// until reads pause, as long as somebody maps the file.
+// landNext is one step of land, and reports whether there is more to do. Unless all is set, few flights wait until
+// reads pause, as long as the file is mapped.
 func (f *File) landNext(all bool) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -465,10 +468,10 @@ func (f *File) landNext(all bool) bool {
 		f.landLaterLocked()
 		return more
 	}
-	return f.landSomeLocked(landPages) == nil // what fails is noted, and tried again
+	return f.landSomeLocked(landPages) == nil // errors are recorded, and it is tried again
 }
 
-// landLaterLocked brings home what flies once reads pause.
+// landLaterLocked brings flights home once reads pause.
 func (f *File) landLaterLocked() {
 	if f.landing != nil {
 		return
@@ -492,7 +495,7 @@ func (f *File) landLaterLocked() {
 	})
 }
 
-// discardFlights forgets what nobody misses.
+// discardFlights drops all flights. Nobody needs their bytes any more.
 func (f *File) discardFlights() {
 	f.flights.remove(page.From(0).Pages())
 	if f.landing != nil && f.landing.Stop() {

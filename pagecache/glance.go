@@ -10,11 +10,10 @@ import (
 	"github.com/gaiafs/gaiafs/versions"
 )
 
-// lookPatience is how long a status waits for files that are being worked on. Those that it has waited for in vain it
-// shows as they were seen last.
+// lookPatience is how long a status waits for files that are busy. After that it shows them as they were last seen.
 const lookPatience = 500 * time.Millisecond
 
-// glance is what the status shows of a File, as of one moment.
+// glance is what the status shows of a File at one moment.
 type glance struct {
 	FileStatus
 	detached       bool
@@ -22,7 +21,7 @@ type glance struct {
 	digests, state int64
 }
 
-// glanceLocked looks at the file.
+// glanceLocked returns the present state of the file.
 func (f *File) glanceLocked() *glance {
 	v := &glance{
 		FileStatus: FileStatus{
@@ -73,15 +72,16 @@ func (f *File) glanceLocked() *glance {
 	return v
 }
 
-// mapCells is the most letters of a HoldingStatus.Map.
+// mapCells is the most letters in a HoldingStatus.Map.
 const mapCells = 64
 
-// mapPagesLocked returns how many pages a letter of the maps stands for.
+// mapPagesLocked returns how many pages each letter of a map stands for.
 func (f *File) mapPagesLocked() page.Index {
 	return max(1, (page.Count(f.size)+mapCells-1)/mapCells)
 }
 
-// count sets what owner o holds of a file of that many pages, with a map whose letters stand for width pages.
+// count fills in what owner o holds of a file with the given number of pages. Each letter of the map stands for width
+// pages.
 func (h *HoldingStatus) count(file *lrc.File, o versions.Owner, pages, width page.Index) {
 	parts := make([]lrc.Counts, max(1, (pages+width-1)/width))
 	file.CountParts(o, width, parts)
@@ -106,8 +106,8 @@ func (h *HoldingStatus) count(file *lrc.File, o versions.Owner, pages, width pag
 	h.Map = string(letters)
 }
 
-// look has the file looked at, and returns a channel that is closed once seen is no older than the call. At most one
-// goroutine waits for mu on behalf of all who look.
+// look makes the file update seen, and returns a channel that is closed once seen is no older than the call. At most
+// one goroutine waits for mu for all callers.
 func (f *File) look() <-chan struct{} {
 	f.lookMu.Lock()
 	defer f.lookMu.Unlock()
@@ -125,7 +125,7 @@ func (f *File) look() <-chan struct{} {
 	f.c.lanes.work.Go(func() {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		f.lookMu.Lock() // who asks from now on has to be shown what comes
+		f.lookMu.Lock() // later callers must get a newer glance
 		f.looking = nil
 		f.lookMu.Unlock()
 		f.seen.Store(f.glanceLocked())
@@ -134,10 +134,10 @@ func (f *File) look() <-chan struct{} {
 	return done
 }
 
-// glances looks at all files. Of those that do not answer it returns what was seen last.
+// glances looks at all files. For files that do not answer it returns what was last seen.
 func (c *Cache) glances() []glance { return glancesOf(c.snapshotFiles()) }
 
-// glancesOf is glances of these files.
+// glancesOf is glances for the given files.
 func glancesOf(files []*File) []glance {
 	looks := make([]<-chan struct{}, len(files))
 	for i, f := range files {
@@ -162,7 +162,7 @@ func glancesOf(files []*File) []glance {
 		}
 		if !fresh {
 			v.BusySeconds = f.mu.heldFor().Seconds()
-			v.WaitingBytes = f.Coming().Offset() // at most; what was seen may be older than the last release
+			v.WaitingBytes = f.Coming().Offset() // an upper bound; what was seen may be older than the last release
 			v.Error = cmp.Or(v.Error, f.notAnswered().Error())
 		}
 		all = append(all, v)
@@ -170,7 +170,7 @@ func glancesOf(files []*File) []glance {
 	return all
 }
 
-// waitLook waits for a look until the timer fires, which late remembers, and not at all for a file that is stuck.
+// waitLook waits for a look until the timer fires; late remembers that it did. It does not wait for a stuck file.
 func (f *File) waitLook(look <-chan struct{}, timer <-chan time.Time, late *bool) (fresh bool) {
 	select {
 	case <-look:

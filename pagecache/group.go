@@ -14,40 +14,40 @@ import (
 	"github.com/gaiafs/gaiafs/versions"
 )
 
-// MaxGroupRanges is the most ranges of a group.
+// MaxGroupRanges is the most ranges that a group may have.
 const MaxGroupRanges = 1 << 17
 
-// GroupRange is the Len bytes at Off of a mapping.
+// GroupRange is a range of a mapping: Len bytes at Off.
 type GroupRange struct {
 	Of       *Mapping
 	Off, Len int64
 }
 
-// Group is pages of mappings of which all stores are released at once, or none. It is open from BeginGroup until it
-// was released, or aborted, or one of its mappings ends, which aborts it.
+// Group is a set of pages of mappings whose stores are released all at once, or not at all. It is open from BeginGroup
+// until it is released or aborted. The end of one of its mappings aborts it.
 //
-// What an open group stores is seen by nobody but programs on the same device: when it began, home had everything
-// that was released of its pages, so nobody collects them; and nothing but the group's release publishes them
-// (holding.grouped). So readers go on with what home has, and what they get has nothing of the group.
+// Only programs on the same device see the stores of an open group. When the group began, home had everything that was
+// released of its pages, so nobody collects them; and only the group's release publishes them (holding.grouped).
+// Readers meanwhile get home's bytes, which have none of the group's stores.
 type Group struct {
 	c        *Cache       // immutable
-	parts    []*groupPart // by files and owners; immutable
+	parts    []*groupPart // ordered by file and owner; immutable
 	files    []*File      // immutable
 	mappings []*Mapping   // immutable
-	host     int64        // bytes of host memory that it is charged for; immutable
+	host     int64        // bytes of host memory charged for it; immutable
 
-	mu    sync.Mutex // held while it is released or aborted, which takes I/O
-	ended error      // why it is not open any more; nil while it is. Protected by mu
+	mu    sync.Mutex // held during a release or an abort, which takes I/O
+	ended error      // why it is not open; nil while it is. Protected by mu
 }
 
-// groupPart is what a group has of one file on one device.
+// groupPart is the part of a group in one file on one device.
 type groupPart struct {
 	f     *File
 	h     *holding
 	pages []page.Range // ascending, and not adjacent
 }
 
-// span returns the pages from the first to the last one.
+// span returns the range from the first page to the last one.
 func (p *groupPart) span() page.Range {
 	return page.Range{Start: p.pages[0].Start, End: p.pages[len(p.pages)-1].End}
 }
@@ -57,10 +57,10 @@ var (
 	errGroupAborted  = fail(syscall.ECANCELED, "the group was aborted: nothing of it is released")
 )
 
-// BeginGroup opens a group of ranges, which may overlap each other. Stores into their pages belong to the group from
-// then on, as do those made before and not yet released. It brings home what the mappings' devices released of the
+// BeginGroup opens a group of ranges, which may overlap. From then on stores into their pages belong to the group, and
+// so do earlier stores that are not released yet. BeginGroup brings home what the mappings' devices released of the
 // pages before, and blocks on that. Errors: EINVAL (no ranges, too many, or one outside its mapping), EACCES (a
-// mapping for reading), EOPNOTSUPP (one whose memory moves), EBUSY (a page is in another open group on its device),
+// read-only mapping), EOPNOTSUPP (a mapping whose memory moves), EBUSY (a page is in another open group on its device),
 // ENOMEM (the list of ranges takes too much host memory), and errors of homes.
 func (c *Cache) BeginGroup(ctx context.Context, ranges []GroupRange) (*Group, error) {
 	if len(ranges) == 0 || len(ranges) > MaxGroupRanges {
@@ -76,10 +76,10 @@ func (c *Cache) BeginGroup(ctx context.Context, ranges []GroupRange) (*Group, er
 			return nil, err
 		}
 		if !m.writable {
-			return nil, fail(syscall.EACCES, "a mapping of %s is only read, and a group is of stores", m.f.Name())
+			return nil, fail(syscall.EACCES, "a mapping of %s is read-only, and a group is of stores", m.f.Name())
 		}
 		if m.client != nil {
-			return nil, fail(syscall.EOPNOTSUPP, "the memory of a mapping of %s moves, and what moves is in no group",
+			return nil, fail(syscall.EOPNOTSUPP, "the memory of a mapping of %s can move; groups take no such mapping",
 				m.f.Name())
 		}
 		if !seen[m] {
@@ -100,7 +100,7 @@ func (c *Cache) BeginGroup(ctx context.Context, ranges []GroupRange) (*Group, er
 	for _, p := range g.parts {
 		p.pages = covered(p.pages)
 		g.files = append(g.files, p.f)
-		g.host += int64(len(p.pages)) * 32 // here, and in holding.grouped
+		g.host += int64(len(p.pages)) * 32 // here and in holding.grouped
 	}
 	slices.SortFunc(g.parts, func(a, b *groupPart) int {
 		return cmp.Or(cmp.Compare(a.f.serial, b.f.serial), cmp.Compare(a.h.owner, b.h.owner))
@@ -123,7 +123,7 @@ func covered(ranges []page.Range) (out []page.Range) {
 	return out
 }
 
-// open takes the pages of the group, and has what was released of them brought home.
+// open claims the pages of the group, and brings home what was released of them.
 func (g *Group) open(ctx context.Context) error {
 	g.c.memory.charge(memoryGroups, g.host)
 	if g.host > leastList && !g.c.memory.fits(0) {
@@ -147,7 +147,7 @@ func (g *Group) open(ctx context.Context) error {
 	return err
 }
 
-// begin lets the group end with its mappings, and brings home what their devices released of its pages.
+// begin ties the group to its mappings, and brings home what their devices released of its pages.
 func (g *Group) begin(ctx context.Context) error {
 	for _, m := range g.mappings {
 		if err := m.join(ctx, g); err != nil {
@@ -162,7 +162,7 @@ func (g *Group) begin(ctx context.Context) error {
 	return nil
 }
 
-// take makes the pages the group's.
+// take claims the pages for the group.
 func (p *groupPart) take(ctx context.Context) error {
 	if err := p.f.mu.LockIn(ctx); err != nil {
 		return err
@@ -178,7 +178,7 @@ func (p *groupPart) take(ctx context.Context) error {
 
 func (p *groupPart) leaveLocked() { p.h.grouped = subtract(p.h.grouped, p.pages) }
 
-// bringHome brings home what the device released of the pages. Nobody releases more of them.
+// bringHome brings home what the device released of the pages. No more of them are released meanwhile.
 func (p *groupPart) bringHome(ctx context.Context) error {
 	for {
 		if err := p.f.waitDrains(ctx, p.span()); err != nil {
@@ -205,12 +205,12 @@ func (p *groupPart) bringHome(ctx context.Context) error {
 	}
 }
 
-// pendingLocked returns the pages that the device released and home does not have.
+// pendingLocked returns the pages that the device released and home does not have yet.
 func (p *groupPart) pendingLocked() []page.Range {
 	return intersect(p.f.pendingOfLocked(p.span(), p.h.owner), p.pages)
 }
 
-// pendingOfLocked returns the pages of rg that an owner released and home does not have.
+// pendingOfLocked returns the pages of rg that owner o released and home does not have yet.
 func (f *File) pendingOfLocked(rg page.Range, o versions.Owner) (pages []page.Range) {
 	for _, x := range f.lrc.PendingOf(rg, o) {
 		pages = page.AppendRange(pages, x.Range)
@@ -218,7 +218,7 @@ func (f *File) pendingOfLocked(rg page.Range, o versions.Owner) (pages []page.Ra
 	return pages
 }
 
-// join has m end with g, and says that it is one of a writer of groups.
+// join makes the end of m abort g. On its first group, m starts to count as a writer of groups.
 func (m *Mapping) join(ctx context.Context, g *Group) error {
 	if err := m.f.mu.LockIn(ctx); err != nil {
 		return err
@@ -235,7 +235,7 @@ func (m *Mapping) join(ctx context.Context, g *Group) error {
 	return nil
 }
 
-// abortGroups aborts the groups that m is in, which is ending.
+// abortGroups aborts the groups of m, which is ending.
 func (m *Mapping) abortGroups() {
 	m.f.mu.Lock()
 	wrote := m.groups != nil
@@ -252,7 +252,7 @@ func (m *Mapping) abortGroups() {
 	}
 }
 
-// close ends the group, of which parts have their pages still. The caller holds mu, or nobody else knows of g.
+// close ends the group. parts are those that still have their pages. The caller holds mu, or g is not shared yet.
 func (g *Group) close(ctx context.Context, parts []*groupPart, why error) {
 	for _, p := range parts {
 		p.f.whenFree(ctx, p.leaveLocked)
@@ -264,12 +264,11 @@ func (g *Group) close(ctx context.Context, parts []*groupPart, why error) {
 	g.ended = why
 }
 
-// Release publishes all that was stored into the group's pages, and ends the group. It returns the version that the
-// files have from then on, and how many pages differ from what they were. When it returns, every later acquire and
-// read sees all of it. An acquire that goes on meanwhile gets all of it or nothing. After an error the group is open
-// still and nothing was published, unless the error says that it has ended, or that a device was lost with what it
-// had of the group (ENODEV). Errors: EINVAL (the group has ended), ECANCELED (it was aborted), ENODEV, and errors of
-// homes.
+// Release publishes all stores into the group's pages, and ends the group. It returns the new version of the files, and
+// how many pages changed. After it returns, every acquire and read sees all of the group. A concurrent acquire gets all
+// of it or nothing. After an error the group is still open and nothing was published, unless the error says that the
+// group has ended, or that a device was lost with its part of the group (ENODEV). Errors: EINVAL (the group has ended),
+// ECANCELED (it was aborted), ENODEV, and errors of homes.
 func (g *Group) Release(ctx context.Context) (version uint64, pages int64, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -305,7 +304,7 @@ func (g *Group) Release(ctx context.Context) (version uint64, pages int64, err e
 		g.c.publications.end(g.files, false)
 		return 0, 0, err
 	}
-	// Readers of the files wait from here on, and nothing keeps the rest from being done.
+	// From here on readers of the files wait, and the rest cannot fail.
 	for i, p := range g.parts {
 		pages += p.publish(modified[i])
 	}
@@ -324,7 +323,7 @@ func (g *Group) Release(ctx context.Context) (version uint64, pages int64, err e
 	return version, pages, g.gone()
 }
 
-// gone returns the error of a device of the group that is lost.
+// gone returns an error if a device of the group is lost.
 func (g *Group) gone() error {
 	for _, p := range g.parts {
 		if err := p.h.dev.gone(); err != nil {
@@ -334,7 +333,7 @@ func (g *Group) gone() error {
 	return nil
 }
 
-// inside returns those of the modified pages that were modified before the end of the file.
+// inside returns the modified pages with changes before end of file.
 func (p *groupPart) inside(ctx context.Context, modified []page.Range) ([]page.Range, error) {
 	if err := p.f.mu.LockIn(ctx); err != nil {
 		return nil, err
@@ -343,13 +342,13 @@ func (p *groupPart) inside(ctx context.Context, modified []page.Range) ([]page.R
 	return p.f.insideFileLocked(ctx, p.h, modified)
 }
 
-// publish publishes modified pages, and waits until the kernel has dropped what it had of them.
+// publish publishes modified pages, and waits until the kernel has dropped its copies of them.
 func (p *groupPart) publish(modified []page.Range) (pages int64) {
 	ctx, f := context.Background(), p.f
 	f.mu.Lock()
 	done, err := f.releaseLocked(ctx, p.h, before(modified, page.Count(f.size)), p.span())
 	p.leaveLocked()
-	if err == nil { // as it is where ctx does not end
+	if err == nil { // always, since ctx does not end
 		f.drainAllLocked(&done)
 	}
 	f.mu.Unlock()
@@ -359,8 +358,8 @@ func (p *groupPart) publish(modified []page.Range) (pages int64) {
 	return done.pages
 }
 
-// Abort ends the group. Its pages are what they were when they last agreed with home: nothing of what was stored
-// there is released, then or later. It does nothing where the group has ended. It blocks on homes and devices.
+// Abort ends the group. Its pages return to what they last agreed on with home. None of the stores into them are
+// released, then or later. Abort does nothing if the group has ended. It blocks on homes and devices.
 func (g *Group) Abort(ctx context.Context) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

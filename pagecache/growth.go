@@ -9,32 +9,31 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
-// What devices store past end of file is not part of the file, also not when it grows. Where every write goes home at
-// once, a request that makes the file longer has such bytes zeroed before. A kernel that caches writes makes files
-// longer without a request, so by the time that home grows a device may have stored inside the length that only the
-// kernel knew. Therefore:
+// Bytes that devices store past end of file are not part of the file, even if it grows later. Without the kernel's
+// write-back cache, a request that extends the file zeroes such bytes first. With it, the kernel extends files without
+// a request. When home grows, a device may already have stored inside a length that only the kernel knew. Therefore:
 //
-//   - Before the pages of a release are looked at, the kernel sends what it has past home's end, and home is as long as
-//     the kernel knows. What all devices stored past that goes, not only what the one that releases did.
-//   - The kernel asks for attributes before each write of a file that a device maps for writing past its end, since it
-//     may not keep those (package fs). That is when bytes past the end are zeroed, on the pages that follow the end.
-//   - When the kernel's pages make home longer, nothing is zeroed.
-//   - Requests that make the file longer zero as ever, unless a write may have come since the kernel last sent
-//     everything. The same goes for whoever makes it longer in SOURCE.
+//   - Before a release examines its pages, the kernel sends what it has past home's end. Home is then as long as the
+//     kernel knows. Stores past that end are discarded, on all devices, not only on the one that releases.
+//   - If a device maps a file for writing past its end, the kernel asks for attributes before each write to the file,
+//     since package fs does not let it cache them. Bytes in the pages after the end are zeroed then.
+//   - When write-back by the kernel extends home, nothing is zeroed.
+//   - Requests that extend the file zero as always, unless a write may have come since the kernel last sent everything.
+//     The same holds for direct changes in SOURCE that extend it.
 
-// GrowingPages is a KernelPages of a kernel that may know a file to be longer than home is.
+// GrowingPages is the KernelPages of a kernel that may know a file to be longer than home.
 type GrowingPages interface {
 	KernelPages
-	// SendFrom has the kernel send what it has of the file from off on. It blocks as Invalidate does.
+	// SendFrom makes the kernel send what it has of the file from off on. It blocks like Invalidate.
 	SendFrom(off int64) error
 }
 
 const (
-	// askedPages is the most pages past end of file that are looked at before a write: 4 MiB.
+	// askedPages is the most pages past end of file that are examined before a write: 4 MiB.
 	askedPages = batchPages
 	// pastPages is the most pages past end of file that are copied from a device at once: 16 MiB.
 	pastPages = 4 * batchPages
-	// pastHold is the most pages past end of file that are looked at under one hold of File.mu: 32 MiB.
+	// pastHold is the most pages past end of file that are examined under one hold of File.mu: 32 MiB.
 	pastHold = 2 * pastPages
 )
 
@@ -60,9 +59,9 @@ func (f *File) sendGrowth(ctx context.Context) error {
 	return nil
 }
 
-// prepareRelease prepares for a release of rg by h, of which what lies past end of file goes nowhere, now or later. In
-// the page that the file ends in it is looked for only where the kernel may know the file to be longer. There the
-// memory of all holdings is looked at: the file may become longer without a request.
+// prepareRelease prepares a release of rg by h: it discards stores past end of file, so that they go nowhere, now or
+// later. It examines the page at the end of file only if the kernel may know the file to be longer. In that case it
+// examines the memory of all holdings, since the file may grow without a request.
 func (f *File) prepareRelease(ctx context.Context, h *holding, rg page.Range) error {
 	if err := f.mu.LockIn(ctx); err != nil {
 		return err
@@ -81,10 +80,11 @@ func (f *File) prepareRelease(ctx context.Context, h *holding, rg page.Range) er
 	return f.forgetPastEnd(ctx, h, rg)
 }
 
-// longerLocked reports whether the kernel may know the file to be longer than home is.
+// longerLocked reports whether the kernel may know the file to be longer than home.
 func (f *File) longerLocked() bool { return f.c.writeBack && f.sentAll != f.asked.Load() }
 
-// ReachesPast reports whether a device maps the file for writing past size, or may: it does not wait for others.
+// ReachesPast reports whether a device maps the file for writing past size. It does not wait for File.mu: if the lock
+// is not free, it returns true.
 func (f *File) ReachesPast(size int64) bool {
 	if !f.mu.TryRLock() {
 		return true
@@ -110,16 +110,16 @@ func (f *File) BeforeWrite(ctx context.Context) error {
 	return f.forgetPastEnd(ctx, nil, page.Range{End: end})
 }
 
-// pastEnd is a run of pages of which a device has something past end of file, and what that is.
+// pastEnd is a run of pages with stores past end of file. bytes are the device's bytes of the whole run.
 type pastEnd struct {
 	h     *holding
 	pages page.Range
 	bytes []byte
 }
 
-// forgetPastEnd zeroes what was stored past end of file in the pages of rg, into memory of h, or of all holdings where
-// that is nil. The end may move meanwhile, and programs store inside what they know to be the file by then: only bytes
-// that are as they were before go.
+// forgetPastEnd zeroes stores past end of file in the pages of rg, in memory of h or, if h is nil, of all holdings. The
+// end may move meanwhile, and programs may then store inside the new length. So it zeroes only bytes that have not
+// changed since it examined them.
 func (f *File) forgetPastEnd(ctx context.Context, h *holding, rg page.Range) (err error) {
 	for err == nil && !rg.Empty() {
 		rg.Start, err = f.forgetSomePastEnd(ctx, h, rg)
@@ -127,7 +127,7 @@ func (f *File) forgetPastEnd(ctx context.Context, h *holding, rg page.Range) (er
 	return err
 }
 
-// forgetSomePastEnd is forgetPastEnd of the pages of rg up to next.
+// forgetSomePastEnd is forgetPastEnd for the pages of rg before next.
 func (f *File) forgetSomePastEnd(ctx context.Context, of *holding, rg page.Range) (next page.Index, err error) {
 	for range 3 {
 		var found []pastEnd
@@ -155,11 +155,11 @@ func (f *File) forgetSomePastEnd(ctx context.Context, of *holding, rg page.Range
 			return next, err
 		}
 	}
-	return next, nil // programs are making it longer all the time
+	return next, nil // programs keep extending the file
 }
 
-// pastEndLocked finds the first runs in the pages of rg, and no more than one hold should. There are none of others up
-// to next.
+// pastEndLocked finds runs with stores past end of file in rg. It stops at the first ones found, or after as many pages
+// as one hold allows. It has examined all pages before next.
 func (f *File) pastEndLocked(ctx context.Context, of *holding,
 	rg page.Range) (found []pastEnd, next page.Index, err error) {
 	past := page.From(f.size).Pages().Intersect(rg).Intersect(page.Range{End: f.lrc.End()})
@@ -219,14 +219,14 @@ func (f *File) zeroPastEndLocked(ctx context.Context, found []pastEnd) error {
 	return nil
 }
 
-// foundPastEndLocked counts pages with stores past end of file. The log names the file the first time: the stores are
-// not kept, and their program may not know.
+// foundPastEndLocked counts pages with stores past end of file. The log names the file the first time, because the
+// stores are lost and their program may not know.
 func (f *File) foundPastEndLocked(h *holding, pages int) {
 	f.count(func(c *Counters) { c.PastEndPages.Add(int64(pages)) })
 	h.pastEnd.Add(int64(pages))
 	if !f.toldPastEnd {
 		f.toldPastEnd = true
-		f.c.log.Warn("stores past the end of a file are not kept: make it as long as what is mapped before",
+		f.c.log.Warn("stores past the end of a file are not kept; extend the file before it is mapped",
 			"file", f.Name(), "size", f.size, "pages", pages)
 	}
 }

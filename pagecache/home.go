@@ -7,14 +7,14 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
-// FileID names a file of the backing filesystem for as long as a Home of it is open.
+// FileID identifies a file of the backing filesystem as long as a Home of it is open.
 type FileID struct {
 	Dev, Ino uint64
 }
 
 func (id FileID) String() string { return fmt.Sprintf("%x:%d", id.Dev, id.Ino) }
 
-// Signature is what a stat of the backing file says.
+// Signature has the attributes of the backing file that show a change, from stat.
 type Signature struct {
 	Size         int64
 	Mtime, Ctime time.Time
@@ -31,21 +31,21 @@ type Home interface {
 	Writable() bool
 	// Signature stats the file.
 	Signature() (Signature, error)
-	// Look finds out whether somebody changed the bytes of the file beside the mount, and returns how many such changes
-	// were noticed since the file is known. One may be counted twice, and several as one. What requests of the mount
-	// and WriteAt do does not count. It is called with File.mu held.
+	// Look finds out whether the file's bytes were changed directly in SOURCE, and returns the number of such changes
+	// noticed so far. One change may be counted twice, and several as one. Changes by requests of the mount and by
+	// WriteAt do not count. Look is called with File.mu held.
 	Look() (changes uint64, err error)
-	// ChangedBeside says that somebody did, of which the caller found out from the bytes: the next Look counts it.
+	// ChangedBeside tells Home that the caller detected a direct change from the bytes. The next Look counts it.
 	ChangedBeside()
-	// Noticed is what Look returned last, or more, without looking.
+	// Noticed returns what the last Look returned, or more, without looking.
 	Noticed() uint64
-	// Sync waits until what was written is on stable storage.
+	// Sync waits until written bytes are on stable storage.
 	Sync() error
-	// Close gives up the file.
+	// Close closes the file.
 	Close() error
 }
 
-// HostCached is a Home that says what the host's page cache has of it.
+// HostCached is a Home that knows which of its pages are in the host's page cache.
 type HostCached interface {
 	Home
 	mover.HostCached
@@ -57,13 +57,13 @@ type DirectReader interface {
 	mover.DirectReader
 }
 
-// NoDirect is the error of a DirectReader that will never do what was asked for.
+// NoDirect is the error of a DirectReader that will never be able to read directly.
 type NoDirect = mover.NoDirect
 
-// Rights are who may do what with a file.
+// Rights say who may do what with a file.
 type Rights struct {
 	UID, GID uint32
-	// Mode has the permission bits, ACL the file's list of further rights as the filesystem encodes it, "" for none.
+	// Mode has the permission bits. ACL has the file's further rights as the filesystem encodes them, "" for none.
 	Mode uint32
 	ACL  string
 }
@@ -74,33 +74,33 @@ type Guarded interface {
 	Rights() (Rights, error)
 }
 
-// WriteBacker is a Home that can begin to make written bytes durable before Sync asks for all of it. Its methods may be
-// called from any goroutine.
+// WriteBacker is a Home that can start to make written bytes durable before Sync. Its methods may be called from any
+// goroutine.
 type WriteBacker interface {
 	Home
-	// StartWriteBack has the host begin to write n bytes at off to stable storage. It is a hint. It does not wait for
-	// them, but may block while the disk has much to do.
+	// StartWriteBack makes the host start to write n bytes at off to stable storage. It is a hint. It does not wait for
+	// the bytes, but may block while the disk is busy.
 	StartWriteBack(off, n int64)
 }
 
-// UserHome is a Home that cares on whose behalf bytes are stored.
+// UserHome is a Home that needs to know for whom bytes are stored.
 type UserHome interface {
 	Home
-	// WrittenFor says that programs with the open file src may have WriteAt called from now on.
+	// WrittenFor announces that WriteAt may be called from now on for programs with the open file src.
 	WrittenFor(src Source)
 }
 
-// RemovableHome is a Home that says when nobody needs it any more. Its methods may be called from any goroutine.
+// RemovableHome is a Home that knows when its file is no longer in use. Its methods may be called from any goroutine.
 type RemovableHome interface {
 	Home
-	// Removed reports whether the file has neither a name nor an open.
+	// Removed reports whether the file has neither a name nor an open descriptor.
 	Removed() bool
 }
 
 // KernelPages is the kernel's page cache of the file's inode, the CPU's replica.
 type KernelPages interface {
-	// Invalidate writes the dirty pages of the n bytes at off home, as ordinary write requests that arrive before
-	// it returns, and drops every page of the range, and the inode's cached attributes. A negative n means to the
-	// end. It blocks, and must be called without any lock that a FUSE request handler takes.
+	// Invalidate writes the dirty pages of the n bytes at off home and drops every page of the range, and the inode's
+	// cached attributes. The dirty pages arrive as ordinary write requests before it returns. A negative n means to the
+	// end of file. It blocks, and must be called without any lock that a FUSE request handler takes.
 	Invalidate(off, n int64) error
 }

@@ -8,16 +8,17 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
-// Reads of home for a device may go on without File.mu (mover.Reads), which lets the disk work while CPU requests have
-// their turn. holding.reads has them, protected by File.mu.
+// Reads of home for a device may run without File.mu (mover.Reads). The disk then works while CPU requests are served.
+// holding.reads has these reads, protected by File.mu.
 
-// enterReadsLocked lets reads for the device of h outlast holds of File.mu, until leave is called, with File.mu held.
+// enterReadsLocked lets reads for the device of h continue when File.mu is unlocked, until leave is called with File.mu
+// held.
 func (f *File) enterReadsLocked(h *holding) (leave func()) {
 	h.reads.Enter()
 	return h.reads.Leave
 }
 
-// enterReads is enterReadsLocked for those who do not hold File.mu.
+// enterReads is enterReadsLocked for callers that do not hold File.mu.
 func (f *File) enterReads(ctx context.Context, h *holding) (leave func(), err error) {
 	if err := f.mu.LockIn(ctx); err != nil {
 		return nil, err
@@ -27,7 +28,7 @@ func (f *File) enterReads(ctx context.Context, h *holding) (leave func(), err er
 	return func() { f.whenFree(ctx, leaveLocked) }, nil
 }
 
-// spoilLocked says that home changed in rg.
+// spoilLocked reports to devices' reads and to views that home changed in rg.
 func (f *File) spoilLocked(rg page.Range) {
 	for _, h := range f.holdings {
 		h.reads.Spoil(rg)
@@ -35,7 +36,7 @@ func (f *File) spoilLocked(rg page.Range) {
 	f.spoilViews(rg)
 }
 
-// closeHomeLocked closes home when no read of it goes on.
+// closeHomeLocked closes home once no read of it is under way.
 func (f *File) closeHomeLocked(home Home) error {
 	f.readingMu.Lock()
 	defer f.readingMu.Unlock()
@@ -46,8 +47,7 @@ func (f *File) closeHomeLocked(home Home) error {
 	return home.Close()
 }
 
-// beginRead counts one more reader of home, or anybody else who uses it without File.mu, which is held. endRead takes
-// it back.
+// beginRead counts a user of home that works without File.mu. It is called with File.mu held. endRead ends the use.
 func (f *File) beginRead() {
 	f.readingMu.Lock()
 	defer f.readingMu.Unlock()
@@ -68,7 +68,7 @@ func (f *File) endRead() {
 	f.closing = nil
 }
 
-// sourceLocked returns home as devices are filled from it.
+// sourceLocked returns home as a source for filling devices.
 func (f *File) sourceLocked() *mover.Source {
 	s := &mover.Source{Home: f.home}
 	direct, ok := f.home.(DirectReader)
@@ -92,7 +92,7 @@ func (f *File) sourceLocked() *mover.Source {
 	return s
 }
 
-// coldWay is what is known of the disk that has the files of a filesystem.
+// coldWay returns the measurements of the disk of a filesystem.
 func (c *Cache) coldWay(dev uint64) *mover.ColdWay {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -104,7 +104,7 @@ func (c *Cache) coldWay(dev uint64) *mover.ColdWay {
 	return way
 }
 
-// noDirect says once why some file is read through the host's page cache.
+// noDirect logs a reason why files are read through the host's page cache, once per reason.
 func (c *Cache) noDirect(reason string) {
 	c.mu.Lock()
 	known := slices.Contains(c.noDirectReasons, reason)

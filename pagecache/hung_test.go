@@ -73,7 +73,7 @@ func TestAHungFileHoldsUpNoOther(t *testing.T) {
 	p.release()
 	require.Eventually(t, func() bool { return src.home.bytes(0, 1)[0] == 9 }, patient, time.Millisecond)
 	require.Contains(t, book.String(),
-		"a file waits for its backing filesystem, or for a device, which does not answer; other files go on")
+		"a file waits for a backing filesystem or device that does not answer; other files are unaffected")
 
 	done := make(chan struct{})
 	go func() {

@@ -107,7 +107,7 @@ var pagecachePlants = []plant{
 	{
 		name: "an eviction collects nothing",
 		file: "pagecache/evict.go",
-		old:  "\t// Most of it comes home a part at a time, so that requests get in between.\n",
+		old:  "\t// Collect in parts, so that requests get the lock in between.\n",
 		new: "\tif idle() {\n\t\tplan := f.lrc.BeginEvict(x.pages(), h.owner)\n\t\tplan.Lossy = true\n" +
 			"\t\treturn f.freeExtentLocked(x, plan)\n\t}\n",
 		nets: []net{

@@ -61,7 +61,7 @@ var usersPlants = []plant{
 	{
 		name: "a stuck file hides that its bytes wait",
 		file: "pagecache/glance.go",
-		old:  "v.WaitingBytes = f.Coming().Offset() // at most; what was seen may be older than the last release",
+		old:  "v.WaitingBytes = f.Coming().Offset() // an upper bound; what was seen may be older than the last release",
 		new:  "v.WaitingBytes = 0",
 		nets: []net{{pkg: "pagecache", run: "TestAHungFileHoldsUpNoOther"}},
 	},
