@@ -12,7 +12,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/view"
 )
 
-// TestWarmAndEvict: a file is brought to a device for nobody, is found there as home has it, and goes again.
+// TestWarmAndEvict: Warm brings a file to a device, Verify finds home's bytes there, and Evict gives them up.
 func TestWarmAndEvict(t *testing.T) {
 	const pages = 700
 	ctx := context.Background()
@@ -28,7 +28,7 @@ func TestWarmAndEvict(t *testing.T) {
 	require.EqualValues(t, pages, warmed)
 	warmed, err = m.cache.Warm(ctx, src, MapRequest{Off: page.Size, Len: page.Size})
 	require.NoError(t, err)
-	require.Zero(t, warmed, "it is there")
+	require.Zero(t, warmed, "the pages are on the device")
 	in := m.cache.Inspect(src.id)
 	require.Empty(t, in.MappedBy)
 	require.EqualValues(t, pages, in.Holders[0].Clean)
@@ -42,7 +42,7 @@ func TestWarmAndEvict(t *testing.T) {
 	require.Equal(t, []MappingInfo{{Bytes: page.Size}}, in.MappedBy)
 	e, err := m.cache.Evict(ctx, src.id, -1)
 	require.NoError(t, err)
-	require.Positive(t, e.Mapped, "it is used")
+	require.Positive(t, e.Mapped, "a client maps it")
 	p.unmap()
 	e, err = m.cache.Evict(ctx, src.id, 0)
 	require.NoError(t, err)
@@ -53,7 +53,7 @@ func TestWarmAndEvict(t *testing.T) {
 	require.ErrorIs(t, err, syscall.ENODEV)
 }
 
-// TestEvictViews: what is said to be given back, mapped or pinned has the views among it, of the device that was named.
+// TestEvictViews: Evict counts the memory of views as freed, mapped or pinned, for the named device only.
 func TestEvictViews(t *testing.T) {
 	ctx := context.Background()
 	m := newMachine(t, 2)
@@ -69,14 +69,15 @@ func TestEvictViews(t *testing.T) {
 	first.unmap()
 	e, err = m.cache.Evict(ctx, src.id, 1)
 	require.NoError(t, err)
-	require.Zero(t, e, "device 1 has nothing of it any more")
+	require.Zero(t, e, "device 1 has no views of it any more")
 	e, err = m.cache.Evict(ctx, src.id, 0)
 	require.NoError(t, err)
 	require.Equal(t, Eviction{Freed: bytes}, e)
 	require.Zero(t, m.used())
 }
 
-// TestVerifyTellsWhatDiffers: pages that a program wrote or that SOURCE has newer are no faults, and others are.
+// TestVerifyTellsWhatDiffers: stores of programs and newer pages in SOURCE count as tracked and stale; other
+// differences count as different.
 func TestVerifyTellsWhatDiffers(t *testing.T) {
 	const pages = 8
 	ctx := context.Background()
@@ -101,7 +102,7 @@ func TestVerifyTellsWhatDiffers(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, Verification{Equal: pages - 1, Stale: 1}, v)
 
-	// Memory of device 1 that is not as it was left.
+	// Change memory of device 1 behind the cache's back.
 	f := src.attached
 	f.mu.Lock()
 	for h := range f.holdersLocked() {

@@ -39,7 +39,7 @@ func (k *keeper) Recall() (func(ctx context.Context) error, error) {
 	}, nil
 }
 
-// end ends what it keeps.
+// end ends all kept brackets.
 func (k *keeper) end() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -48,7 +48,7 @@ func (k *keeper) end() {
 	}
 }
 
-// keep begins a bracket over extents [from, to), which by keeps if it may.
+// keep begins a bracket over extents [from, to). by keeps it if it may.
 func (c *traveller) keep(by *keeper, from, to int) *Bracket {
 	c.t.Helper()
 	b, err := c.m.cache.Use(context.Background(), []Use{c.over(from, to)},
@@ -62,8 +62,9 @@ func (c *traveller) keep(by *keeper, from, to int) *Bracket {
 	return b
 }
 
-// TestKeptBracketsAreRecalled: brackets that a client keeps fill a device. Who needs the memory has it at once, since
-// the client is asked to end them: once, and not while others are idle. What is used again is kept again.
+// TestKeptBracketsAreRecalled: kept brackets fill a device. Another client gets the memory at once, because the first
+// one is asked to end them: once, and not again while other brackets are idle. A bracket that is used again is kept
+// again.
 func TestKeptBracketsAreRecalled(t *testing.T) {
 	const extents = 4
 	m := newMovingMachine(t, 1, extents, 0)
@@ -74,13 +75,13 @@ func TestKeptBracketsAreRecalled(t *testing.T) {
 		require.True(t, a.keep(by, i, i+1).Kept())
 		a.host[i*brick] = 77
 	}
-	u, err := b.try(0, extents) // waits for nobody's bracket
+	u, err := b.try(0, extents) // waits for no bracket
 	require.NoError(t, err)
 	require.Equal(t, 1, by.asked)
 	require.Zero(t, a.mapped(), "all was taken back")
 	u.Done()
 	for i := range 2 * extents {
-		require.True(t, a.keep(by, i, i+1).Kept(), "also where the device just needed room")
+		require.True(t, a.keep(by, i, i+1).Kept(), "even though the device just needed room")
 	}
 	require.Equal(t, 2, by.asked, "the first four were idle")
 	require.Len(t, by.open, extents)
@@ -92,8 +93,8 @@ func TestKeptBracketsAreRecalled(t *testing.T) {
 	require.EqualValues(t, 77, a.loads(0))
 }
 
-// TestKeptBeforeItsClientKnows: a client is asked while the answer is on its way by which it keeps a bracket. It is
-// asked again once it knows.
+// TestKeptBeforeItsClientKnows: a client is asked while the answer that lets it keep a bracket is still on its way. It
+// is asked again once it knows.
 func TestKeptBeforeItsClientKnows(t *testing.T) {
 	m := newMovingMachine(t, 1, 1, 0)
 	a, b := m.travel(m.noisyFile(brick), 0, false), m.travel(m.noisyFile(brick), 0, false)
@@ -106,14 +107,15 @@ func TestKeptBeforeItsClientKnows(t *testing.T) {
 	require.ErrorIs(t, err, syscall.EDEADLK)
 	by.mu.Lock()
 	require.Equal(t, 1, by.asked)
-	by.open = append(by.open, x) // the answer is there
+	by.open = append(by.open, x) // the answer has arrived
 	by.mu.Unlock()
 	y, err := m.cache.Use(context.Background(), []Use{b.over(0, 1)}, UseOptions{Patience: 10 * time.Second})
 	require.NoError(t, err)
 	y.Done()
 }
 
-// TestRulesThatCountSeeUses: by a rule that counts uses nobody keeps brackets for a while after the device needed room.
+// TestRulesThatCountSeeUses: under a rule that counts uses, no bracket is kept for keepAfter after the device needed
+// room.
 func TestRulesThatCountSeeUses(t *testing.T) {
 	m := newMovingMachine(t, 1, 2, 0)
 	require.NoError(t, m.cache.devices[0].room.SetEviction("lfu"))
@@ -125,7 +127,7 @@ func TestRulesThatCountSeeUses(t *testing.T) {
 	began := time.Now()
 	x := a.keep(by, 2, 3)
 	require.Equal(t, 1, by.asked)
-	if time.Since(began) < keepAfter { // else the machine is too busy for the while that is meant
+	if time.Since(began) < keepAfter { // else the machine was too slow for this check
 		require.False(t, x.Kept(), "a device that just needed room")
 	}
 	if !x.Kept() {
@@ -140,8 +142,8 @@ func TestRulesThatCountSeeUses(t *testing.T) {
 	}, time.Minute, time.Millisecond)
 }
 
-// TestBracketsThatAreNotRecalled: a bracket that its client uses stays where it is, also one that was begun to be kept,
-// and a limited user keeps none.
+// TestBracketsThatAreNotRecalled: a bracket that its client uses stays in place, even if it began as a kept one. A
+// limited user keeps no brackets.
 func TestBracketsThatAreNotRecalled(t *testing.T) {
 	m := newMovingMachine(t, 1, 3, 0)
 	a := m.travel(m.noisyFile(2*brick), 0, false)

@@ -14,7 +14,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/view"
 )
 
-// waitedContext ends as soon as somebody waits for its end.
+// waitedContext ends as soon as a caller waits for its end.
 type waitedContext struct {
 	context.Context
 	cancel context.CancelFunc
@@ -31,8 +31,8 @@ func (c *waitedContext) Done() <-chan struct{} {
 	return c.Context.Done()
 }
 
-// TestNobodyWaitsForTheFileBeyondHisContext: the file's lock is held, by somebody who waits for a disk that hangs, say.
-// Requests whose programs are killed end, and take nothing along.
+// TestNobodyWaitsForTheFileBeyondHisContext: the file's lock is held, for example by a goroutine that waits for a disk
+// that hangs. Requests whose programs are killed end, and leave nothing behind.
 func TestNobodyWaitsForTheFileBeyondHisContext(t *testing.T) {
 	for name, call := range map[string]func(ctx context.Context, src *source) error{
 		"read": func(ctx context.Context, src *source) error {
@@ -116,15 +116,15 @@ func TestNobodyWaitsForTheFileBeyondHisContext(t *testing.T) {
 			reaches := f.ReachesPast(math.MaxInt64)
 			err := call(newWaitedContext(t), src)
 			f.mu.Unlock()
-			require.True(t, reaches, "who only asks does not wait at all")
+			require.True(t, reaches, "a call that only asks does not wait at all")
 			require.ErrorIs(t, err, context.Canceled)
-			require.NoError(t, f.Sync(t.Context(), nil), "who gave up has let go of the lock, or will")
+			require.NoError(t, f.Sync(t.Context(), nil), "a call that gave up has released the lock, or will")
 		})
 	}
 }
 
-// TestReleaseWaitsNoLongerForItsSecondLook: somebody takes the lock while a release looks at the device's memory. The
-// release ends, and what it looked at is let go of once the lock is free.
+// TestReleaseWaitsNoLongerForItsSecondLook: the lock is taken while a release scans device memory. The release ends
+// with its context, and its scans end once the lock is free.
 func TestReleaseWaitsNoLongerForItsSecondLook(t *testing.T) {
 	m := newMachine(t, 1)
 	src, _ := m.sharedFile(sharedSize)
@@ -154,7 +154,7 @@ func TestReleaseWaitsNoLongerForItsSecondLook(t *testing.T) {
 	require.EqualValues(t, 1, p.release(), "nothing was released")
 }
 
-// TestReadsOfDevicesWaitNoLonger is the same of a read that chooses the device.
+// TestReadsOfDevicesWaitNoLonger is the same test for a read that chooses the device.
 func TestReadsOfDevicesWaitNoLonger(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 	src, _ := m.sharedFile(sharedSize)
@@ -168,7 +168,7 @@ func TestReadsOfDevicesWaitNoLonger(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 }
 
-// anyHolding returns what a device holds of a file.
+// anyHolding returns one of the file's holdings.
 func anyHolding(src *source) *holding {
 	for _, h := range src.attached.holdings {
 		return h

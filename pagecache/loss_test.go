@@ -18,7 +18,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/testdevice"
 )
 
-// logbook keeps what is logged.
+// logbook collects log output.
 type logbook struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -40,8 +40,8 @@ func logTo(l *logbook) machineOption {
 	return func(o *Options, _ *int64) { o.Log = slog.New(slog.NewTextHandler(l, nil)) }
 }
 
-// TestDeviceLost loses a device in each call that goes to it. The mount goes on, home and the other device have what
-// was home and what the other released, and what was lost is named.
+// TestDeviceLost loses a device in each kind of call. The mount goes on. Home and the other device keep the bytes that
+// were home and those that the other device released. The loss is named.
 func TestDeviceLost(t *testing.T) {
 	for name, lose := range map[string]func(p *program, src *source) error{
 		"acquire": func(p *program, src *source) error {
@@ -88,7 +88,7 @@ func TestDeviceLost(t *testing.T) {
 			synced := false
 			err := errors.Join(src.attached.Sync(context.Background(),
 				func() error { synced = true; return nil }), syncErr)
-			require.ErrorIs(t, err, syscall.EIO, "the next fsync, once")
+			require.ErrorIs(t, err, syscall.EIO, "the next fsync fails, once")
 			require.ErrorContains(t, err, "released bytes of file were lost with device 0: pages [1,2), 1 in all; the file keeps its earlier content")
 			require.True(t, synced)
 			require.NoError(t, src.attached.Sync(context.Background(), func() error { return nil }))
@@ -103,7 +103,7 @@ func TestDeviceLost(t *testing.T) {
 			require.Equal(t, []*Loss{{Device: 0, ID: src.id, File: "file", Pages: 1, Runs: [][2]page.Index{{1, 2}}}},
 				status.Losses)
 			require.Zero(t, status.Devices[0].Extents)
-			require.NotZero(t, status.Devices[0].UsedBytes, "a client maps it still")
+			require.NotZero(t, status.Devices[0].UsedBytes, "a client still maps it")
 			require.Contains(t, book.String(), "device lost; the mount goes on without it")
 			require.Contains(t, book.String(),
 				`msg="released bytes were lost with the device" device=0 file=file pages=1 where=[1,2)`)
@@ -116,7 +116,7 @@ func TestDeviceLost(t *testing.T) {
 			require.ErrorIs(t, err, syscall.ENODEV)
 			_, err = p.Release(context.Background(), 0, p.len)
 			require.ErrorIs(t, err, syscall.ENODEV)
-			require.ErrorIs(t, p.Unmap(context.Background()), syscall.ENODEV, "what it may have stored is not released")
+			require.ErrorIs(t, p.Unmap(context.Background()), syscall.ENODEV, "its stores are not released")
 			p.giveUp()
 			require.Zero(t, m.cache.Status().Devices[0].UsedBytes)
 			err = m.cache.Close(context.Background())
@@ -126,11 +126,11 @@ func TestDeviceLost(t *testing.T) {
 	}
 }
 
-// TestFilesThatNobodyTouchesLetGo: a loss is found out by one file, and named for all of them, also where nobody maps
-// them any more. Each keeps its error for the next fsync.
+// TestFilesThatNobodyTouchesLetGo: one file notices a loss, and every file reports its own, even if nobody maps it any
+// more. Each keeps its error for the next fsync.
 func TestFilesThatNobodyTouchesLetGo(t *testing.T) {
 	m := newMachine(t, 1)
-	m.cache.beginMapping() // or what was released comes home soon after the last unmap
+	m.cache.beginMapping() // otherwise the released bytes come home soon after the last unmap
 	defer m.cache.endMapping()
 	found, quiet, deleted := m.noisyFile(4*page.Size), m.noisyFile(4*page.Size), m.noisyFile(4*page.Size)
 	for _, src := range []*source{found, quiet, deleted} {
@@ -150,7 +150,7 @@ func TestFilesThatNobodyTouchesLetGo(t *testing.T) {
 	m.cache.lanes.work.Wait() // the memory of a forgotten file is freed in the background
 	require.Zero(t, m.cache.Status().Devices[0].UsedBytes)
 	for _, src := range []*source{found, quiet} {
-		require.False(t, src.attached.Detached(), "its loss is not reported")
+		require.False(t, src.attached.Detached(), "its loss has not been reported")
 		err := src.attached.Sync(context.Background(), func() error { return syscall.ENOSPC })
 		require.ErrorIs(t, err, syscall.EIO)
 		require.ErrorIs(t, err, syscall.ENOSPC)
@@ -161,7 +161,7 @@ func TestFilesThatNobodyTouchesLetGo(t *testing.T) {
 	require.ErrorContains(t, m.cache.Close(context.Background()), "pages [1,2) [3,4), 2 in all")
 }
 
-// TestLossInRareCalls loses a device in the calls that are made the least.
+// TestLossInRareCalls loses a device in the rarest calls.
 func TestLossInRareCalls(t *testing.T) {
 	for op, call := range map[faulty.Op]func(m *machine, p *program) error{
 		faulty.Alloc: func(m *machine, _ *program) error {
@@ -195,19 +195,19 @@ func TestLossInRareCalls(t *testing.T) {
 	}
 }
 
-// TestLossWhileHomeTakesNothing: a read merges what a device has with a home that cannot be written, until the device
-// is gone.
+// TestLossWhileHomeTakesNothing: home cannot be written, so a read merges home with the device's bytes, until the
+// device is lost.
 func TestLossWhileHomeTakesNothing(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(2 * page.Size)
 	p := m.run(src, 0, 0, 2*page.Size, true)
-	last := page.Size - 1 // what fails to be written is written in part
+	last := page.Size - 1 // a failing write writes part of its bytes
 	before := src.home.bytes(0, page.Size)
 	p.add(last)
 	p.release()
 	src.home.fail(syscall.ENOSPC)
 	require.Equal(t, before[last]+1, src.read(t, 0, page.Size)[last])
-	// The collect copies out first, then the merge.
+	// The collect copies out first, and then the merge does.
 	m.devices[0].Fail(faulty.CopyOut, 2, gpubackend.ErrDeviceLost)
 	require.True(t, bytes.Equal(before, src.read(t, 0, page.Size)))
 	require.ErrorIs(t, src.attached.Sync(context.Background(), func() error { return nil }), syscall.EIO)
@@ -215,7 +215,7 @@ func TestLossWhileHomeTakesNothing(t *testing.T) {
 	require.Error(t, m.cache.Close(context.Background()))
 }
 
-// TestNoMemoryForACopy: what a copy needs on the host or the device is taken by others.
+// TestNoMemoryForACopy: there is no memory, on the host or on the device, for a copy.
 func TestNoMemoryForACopy(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(page.Size)
@@ -229,8 +229,8 @@ func TestNoMemoryForACopy(t *testing.T) {
 	require.False(t, m.cache.Status().Devices[0].Lost)
 }
 
-// TestOthersTakeTheGPUsMemory: the driver has no memory although the budget is not used up. Idle extents make room
-// first; then the words say who has it.
+// TestOthersTakeTheGPUsMemory: the driver has no memory although the budget is not used up. First idle extents make
+// room; then the error says who has the memory.
 func TestOthersTakeTheGPUsMemory(t *testing.T) {
 	m := newMachine(t, 1)
 	idle := m.noisyFile(page.Size)

@@ -14,8 +14,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// meanwhile has the next read of home find a byte that somebody stored in SOURCE after the mount last looked. With
-// unseen no look can tell: the mount was changing the file itself at that moment.
+// meanwhile makes the next read of home find a byte that was stored in SOURCE after the mount last looked. With unseen
+// no look can notice it: the mount was changing the file itself at that moment.
 func (h *memoryHome) meanwhile(off int, b byte, unseen bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -33,10 +33,10 @@ func (h *memoryHome) editUnseen(off int, b byte, unseen bool) {
 	h.data[off] = b
 }
 
-// TestChangesWhileTheMountChangesHome stores a byte in SOURCE between the look and the read of what is kept as a base,
-// for each way to change home. No device undoes it.
+// TestChangesWhileTheMountChangesHome stores a byte in SOURCE between the look and the read of a base, for each way to
+// change home. No device undoes it.
 func TestChangesWhileTheMountChangesHome(t *testing.T) {
-	const size, at = 3*page.Size + 100, page.Size + 20 // where others store
+	const size, at = 3*page.Size + 100, page.Size + 20 // where SOURCE is changed
 	type change struct {
 		name string
 		at   int
@@ -119,7 +119,7 @@ func TestChangesWhileTheMountChangesHome(t *testing.T) {
 }
 
 // TestChangesInSourceWhileADeviceIsRead changes a page in SOURCE after a collect has looked at home, and before it
-// writes the page: while it waits for the device, and while it writes what comes before.
+// writes the page: while it waits for the device, and while it writes the portion before.
 func TestChangesInSourceWhileADeviceIsRead(t *testing.T) {
 	const pages = collectPortion + 1
 	for _, based := range []bool{false, true} {
@@ -170,7 +170,7 @@ func TestChangesInSourceWhileADeviceIsRead(t *testing.T) {
 	}
 }
 
-// TestChangesInSourceBetweenWrites changes a page in SOURCE while a collect writes the one before it.
+// TestChangesInSourceBetweenWrites changes a page in SOURCE while a collect writes the page before it.
 func TestChangesInSourceBetweenWrites(t *testing.T) {
 	m := newMachine(t, 2)
 	src := m.noisyFile(3 * page.Size)
@@ -191,7 +191,7 @@ func TestChangesInSourceBetweenWrites(t *testing.T) {
 	}
 	close(hung)
 	require.NoError(t, <-synced)
-	want[20]-- // in the microseconds that nobody can do anything about
+	want[20]-- // stored in the microseconds that nothing protects
 	requireSame(t, want, src.home.bytes(0, len(want)))
 	for _, x := range []*program{p, q} {
 		x.acquire()
@@ -200,8 +200,8 @@ func TestChangesInSourceBetweenWrites(t *testing.T) {
 	require.Zero(t, m.baseless())
 }
 
-// TestCollectsOfManyDevicesLookAgain: each device that released a page has it brought home in a turn of its own. The
-// last one looks at home before each of its writes, too.
+// TestCollectsOfManyDevicesLookAgain: a page that several devices released is brought home in one turn for each device.
+// The last turn looks at home before each of its writes, too.
 func TestCollectsOfManyDevicesLookAgain(t *testing.T) {
 	const devices = carefulTries + 1
 	m := newMachine(t, devices)
@@ -239,8 +239,8 @@ func TestCollectsOfManyDevicesLookAgain(t *testing.T) {
 	require.Zero(t, m.baseless())
 }
 
-// TestSizesOfOthersWhileAWriteBringsPagesHome has somebody in SOURCE make the file longer, or shorter, while a CPU
-// program's request brings home what a device released.
+// TestSizesOfOthersWhileAWriteBringsPagesHome makes the file longer or shorter in SOURCE while a CPU program's request
+// brings released bytes home.
 func TestSizesOfOthersWhileAWriteBringsPagesHome(t *testing.T) {
 	const size = 2*page.Size + 100
 	for _, other := range []int{3*page.Size + 50, page.Size + 50} {
@@ -284,8 +284,7 @@ func TestSizesOfOthersWhileAWriteBringsPagesHome(t *testing.T) {
 	}
 }
 
-// TestCollectsEndWhileSourceChanges: somebody who changes the file in SOURCE all the time keeps nothing from getting
-// home.
+// TestCollectsEndWhileSourceChanges: constant changes in SOURCE do not keep released bytes from coming home.
 func TestCollectsEndWhileSourceChanges(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.file(2 * page.Size)
@@ -294,7 +293,7 @@ func TestCollectsEndWhileSourceChanges(t *testing.T) {
 	p.release()
 	src.home.editAt(page.Size, []byte{1})
 	changes := 0
-	src.home.beforeRead = func(page.Bytes) { // each look has pages compared with home
+	src.home.beforeRead = func(page.Bytes) { // each look compares pages with home
 		changes++
 		src.home.editUnseen(page.Size, byte(changes), false)
 	}
@@ -303,8 +302,8 @@ func TestCollectsEndWhileSourceChanges(t *testing.T) {
 	require.Equal(t, []byte{1}, src.home.bytes(0, 1))
 }
 
-// TestRandomMeanwhile has the CPU, two devices and somebody in SOURCE change a file, each at bytes of his own. The one
-// in SOURCE does so in the midst of what the others do, whenever home is read.
+// TestRandomMeanwhile: the CPU, two devices and a writer in SOURCE change a file, each at its own bytes. The writer in
+// SOURCE does so in the middle of the other changes, whenever home is read.
 func TestRandomMeanwhile(t *testing.T) {
 	const pages, steps, few = 12, 1500, 6
 	seed := uint64(time.Now().UnixNano())
@@ -327,12 +326,12 @@ func TestRandomMeanwhile(t *testing.T) {
 	}
 	release(0)
 	release(1)
-	// Replicas are brought up to date in the background too, so what the one in SOURCE does is protected by
-	// src.home.mu: it is called with that held.
+	// The background brings replicas up to date too, so src.home.mu protects the state of the writer in SOURCE: its
+	// callback is called with it held.
 	others, chance := rand.New(rand.NewPCG(seed, 2)), 0
 	foreign := make([]byte, len(want))
-	// changes are those by devices and in SOURCE since all was home, and known: of too many nobody can tell what the
-	// page was.
+	// changes counts the changes by devices and in SOURCE since everything was home and known. After too many of them
+	// the base of a page cannot be found.
 	var changes [pages]int
 	src.home.beforeRead = func(read page.Bytes) {
 		if rg := read.Intersect(page.Bytes{End: pages * page.Size}); !rg.Empty() && others.IntN(4) < chance {

@@ -9,8 +9,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// storeAndEdit has a device store one byte in so many places of a page, and changes the one beside each in SOURCE. It
-// returns the page as it is then for all.
+// storeAndEdit stores one byte on a device in so many places of a page, and changes the byte next to each in SOURCE. It
+// returns the merged page.
 func storeAndEdit(p *program, src *source, at page.Index, places int) (merged []byte) {
 	off := int(at.Offset())
 	merged = src.home.bytes(off, page.Size)
@@ -24,9 +24,9 @@ func storeAndEdit(p *program, src *source, at page.Index, places int) (merged []
 	return merged
 }
 
-// TestSearchForBasesIsBounded counts the mixtures that are tried where very many pages changed on both sides in so many
-// places that no base is found. They are no more than a few for each page that is compared, and what is over goes to
-// pages that come later. A page that changed in few places is settled behind all of them.
+// TestSearchForBasesIsBounded counts the tried mixtures when very many pages changed on both sides in so many places
+// that no base is found. It is no more than a few for each compared page; unused tries go to later pages. A page that
+// changed in few places is settled even behind all of these.
 func TestSearchForBasesIsBounded(t *testing.T) {
 	const pages = 300
 	m := newMachine(t, 1)
@@ -50,7 +50,7 @@ func TestSearchForBasesIsBounded(t *testing.T) {
 	requireSame(t, want, bytes.Clone(p.load((pages-1)*page.Size, pages*page.Size)))
 }
 
-// TestSharesOfTries: what a page does not take is for the others, and no page takes more than its most.
+// TestSharesOfTries: other pages get the tries that a page does not take, and no page takes more than mostTries.
 func TestSharesOfTries(t *testing.T) {
 	require.Equal(t, 25, triesFor(100, 4))
 	require.Equal(t, 33, triesFor(99, 3))
@@ -58,8 +58,8 @@ func TestSharesOfTries(t *testing.T) {
 	require.Zero(t, triesFor(0, 7))
 }
 
-// TestHomeThatIsChangedBackAndForth: a page of SOURCE is another one whenever a base is to be kept, and as it was when
-// it is compared. What waits for it fails after a while, and loses nothing.
+// TestHomeThatIsChangedBackAndForth: a page in SOURCE differs whenever a base is to be kept, and is as before when it
+// is compared. The waiting call fails after a while, and loses nothing.
 func TestHomeThatIsChangedBackAndForth(t *testing.T) {
 	for name, call := range map[string]func(src *source) error{
 		"collect": func(src *source) error { return src.attached.Sync(t.Context(), nil) },
@@ -81,7 +81,7 @@ func TestHomeThatIsChangedBackAndForth(t *testing.T) {
 			reads := 0
 			src.home.beforeRead = func(page.Bytes) {
 				src.home.data[100] = want[100]
-				// A fault would not end without a bound.
+				// A bug would loop forever without this bound.
 				if reads++; !src.attached.doubtfulLocked(page.Range{End: 1}) && reads < 10_000 {
 					src.home.data[100]++
 				}

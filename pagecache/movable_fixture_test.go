@@ -21,14 +21,14 @@ import (
 	"github.com/gaiafs/gaiafs/internal/testdevice"
 )
 
-// brick is the size of the extents of these tests, in bytes, and brickPages in pages.
+// brick is the size of extents in these tests, in bytes, brickPages in pages.
 const (
 	brick      = 64 << 10
 	brickPages = brick / page.Size
 )
 
-// newMovingMachine makes one whose devices have so many extents each, and so many of pinned memory. Clients are this
-// process and map what they are sent, as only memory of emulated devices can be.
+// newMovingMachine makes a machine whose devices have room for so many extents each, and for so many in pinned memory.
+// The clients are this process and map the descriptors they get, which only emulated devices allow.
 func newMovingMachine(t *testing.T, devices, extents, pinned int, change ...func(*emulated.Options)) *machine {
 	t.Helper()
 	testdevice.Emulated(t, "clients map memory in this process")
@@ -62,10 +62,10 @@ type traveller struct {
 	host []byte
 
 	moves   chan travel
-	stopped sync.Mutex // held while the client does not run
+	stopped sync.Mutex // held while the client is stopped
 	refuses atomic.Int64
-	silent  atomic.Bool // the daemon thinks that it does not answer
-	clings  atomic.Bool // a fault: it keeps the memory that it had first, and says that it moved
+	silent  atomic.Bool // Attends returns false
+	clings  atomic.Bool // a fault: it keeps its first memory, and answers that it moved
 	mu      sync.Mutex
 	has     map[int64]uint64 // generations by offset; protected by mu
 	moved   int              // protected by mu
@@ -78,7 +78,7 @@ type travel struct {
 	answer chan error
 }
 
-// travel maps all of a file on a device so that its memory moves.
+// travel maps a whole file on a device with memory that moves.
 func (m *machine) travel(src *source, device int, writable bool) *traveller {
 	m.t.Helper()
 	return m.travelAs(src, device, MapRequest{Writable: writable, Len: int64(len(src.home.data))})
@@ -102,7 +102,7 @@ func (m *machine) travelAs(src *source, device int, req MapRequest) *traveller {
 	return c
 }
 
-// end unmaps, as a client's end does.
+// end unmaps, like the end of a client.
 func (c *traveller) end() {
 	c.ended.Do(func() {
 		c.mu.Lock()
@@ -115,7 +115,7 @@ func (c *traveller) end() {
 	})
 }
 
-// hole has nothing at some of the addresses.
+// hole unmaps the memory at a range of addresses.
 func (c *traveller) hole(off, n int64) {
 	_, err := unix.MmapPtr(-1, 0, unsafe.Pointer(&c.host[off]), uintptr(n), unix.PROT_NONE,
 		unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_FIXED)
@@ -140,7 +140,7 @@ func (c *traveller) Move(m Move) (func(ctx context.Context) error, error) {
 	}, nil
 }
 
-// serve is the client's thread.
+// serve is the client's service thread.
 func (c *traveller) serve() {
 	for m := range c.moves {
 		c.stopped.Lock()
@@ -182,7 +182,7 @@ func (c *traveller) follow(m Move) error {
 	return err
 }
 
-// mapped returns how many extents the client has at its addresses.
+// mapped returns the number of extents at the client's addresses.
 func (c *traveller) mapped() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -199,7 +199,7 @@ func (c *traveller) over(from, to int) Use {
 	return Use{c.Mapping, int64(from) * brick, min(int64(to)*brick, c.len) - int64(from)*brick}
 }
 
-// use begins a bracket, for which it waits.
+// use begins a bracket and waits for it.
 func (c *traveller) use(from, to int) *Bracket {
 	c.t.Helper()
 	b, err := c.m.cache.Use(context.Background(), []Use{c.over(from, to)}, UseOptions{Patience: time.Minute})
@@ -207,7 +207,7 @@ func (c *traveller) use(from, to int) *Bracket {
 	return b
 }
 
-// stores stores a byte in a bracket of its own.
+// stores stores a byte, in a bracket of its own.
 func (c *traveller) stores(at int, b byte) {
 	c.t.Helper()
 	u := c.use(at/brick, at/brick+1)
@@ -215,7 +215,7 @@ func (c *traveller) stores(at int, b byte) {
 	u.Done()
 }
 
-// loads returns a byte in a bracket of its own.
+// loads returns a byte, in a bracket of its own.
 func (c *traveller) loads(at int) byte {
 	c.t.Helper()
 	u := c.use(at/brick, at/brick+1)
@@ -230,7 +230,7 @@ func (c *traveller) releases() int64 {
 	return n
 }
 
-// tiers returns how many extents a holding has in each tier.
+// tiers returns the number of the holding's extents in each tier.
 func (c *traveller) tiers() (device, host int) {
 	c.f.mu.Lock()
 	defer c.f.mu.Unlock()
@@ -245,7 +245,7 @@ func (c *traveller) tiers() (device, host int) {
 	return device, host
 }
 
-// crowd uses every extent of another file, one after the other, so that what is idle has to go.
+// crowd uses every extent of another file, one after another, so that idle extents have to go.
 func (m *machine) crowd(device, extents int) {
 	m.t.Helper()
 	c := m.travel(m.noisyFile(extents*brick), device, false)

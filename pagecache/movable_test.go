@@ -16,7 +16,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// TestLargerThanTheDevice uses all of a file that is larger than the device and pinned memory, a part at a time.
+// TestLargerThanTheDevice uses all of a file that is larger than the device and pinned memory together, one part at a
+// time.
 func TestLargerThanTheDevice(t *testing.T) {
 	const extents = 40
 	m := newMovingMachine(t, 1, 4, 4)
@@ -40,8 +41,8 @@ func TestLargerThanTheDevice(t *testing.T) {
 	requireSame(t, want, src.home.data)
 }
 
-// TestReleaseAfterMove releases what was stored before an extent moved to pinned memory, and the bytes are the
-// program's.
+// TestReleaseAfterMove releases bytes that were stored before an extent moved to pinned memory. They are the program's
+// bytes.
 func TestReleaseAfterMove(t *testing.T) {
 	m := newMovingMachine(t, 1, 4, 2)
 	src := m.noisyFile(2 * brick)
@@ -59,7 +60,7 @@ func TestReleaseAfterMove(t *testing.T) {
 	require.Equal(t, was+1, c.loads(5))
 }
 
-// TestStoresInPinnedMemory stores where the device has no room, and releases it.
+// TestStoresInPinnedMemory stores into pinned memory, because the device is full, and releases the bytes.
 func TestStoresInPinnedMemory(t *testing.T) {
 	m := newMovingMachine(t, 1, 2, 2)
 	src := m.noisyFile(4 * brick)
@@ -82,7 +83,7 @@ func TestStoresInPinnedMemory(t *testing.T) {
 	u.Done()
 }
 
-// TestCleanIsDropped has what home has too go without a copy.
+// TestCleanIsDropped: extents that home has too go without a copy.
 func TestCleanIsDropped(t *testing.T) {
 	m := newMovingMachine(t, 1, 4, 4)
 	c := m.travel(m.noisyFile(2*brick), 0, true)
@@ -93,7 +94,7 @@ func TestCleanIsDropped(t *testing.T) {
 	require.Zero(t, m.cache.counters.MovedOut.Load())
 }
 
-// TestNoPinnedMemory has what was not released brought home where there is no pinned memory.
+// TestNoPinnedMemory: without pinned memory, unreleased bytes are brought home.
 func TestNoPinnedMemory(t *testing.T) {
 	m := newMovingMachine(t, 1, 4, 0)
 	src := m.noisyFile(brick)
@@ -106,7 +107,7 @@ func TestNoPinnedMemory(t *testing.T) {
 	require.Equal(t, byte(77), c.loads(9))
 }
 
-// TestMovesBack has an extent of pinned memory move to the device once there is room.
+// TestMovesBack: an extent in pinned memory moves to the device once there is room.
 func TestMovesBack(t *testing.T) {
 	m := newMovingMachine(t, 1, 2, 2)
 	c := m.travel(m.noisyFile(3*brick), 0, true)
@@ -128,8 +129,8 @@ func TestMovesBack(t *testing.T) {
 	require.Positive(t, m.cache.counters.MovedIn.Load())
 }
 
-// TestMovesBackByItself: what went to pinned memory goes back in the background when others give the device back, with
-// every byte, while its client has it mapped and nobody asks.
+// TestMovesBackByItself: extents in pinned memory go back in the background, with every byte, when others give up
+// device memory. Their client has them mapped, and no request asks for it.
 func TestMovesBackByItself(t *testing.T) {
 	m := newMovingMachine(t, 1, 8, 8)
 	c := m.travel(m.noisyFile(4*brick), 0, true)
@@ -148,14 +149,14 @@ func TestMovesBackByItself(t *testing.T) {
 		device, host := c.tiers()
 		return device == 4 && host == 0
 	}, time.Minute, 10*time.Millisecond)
-	require.Zero(t, c.mapped(), "its client gave it up")
+	require.Zero(t, c.mapped(), "its client gave the memory up")
 	for i := range 4 {
 		require.Equal(t, byte(100+i), c.loads(i*brick))
 	}
 	c.end()
 }
 
-// TestOthersKeepTheirs has mappings that were not made movable stay where they are.
+// TestOthersKeepTheirs: mappings that are not movable stay in place.
 func TestOthersKeepTheirs(t *testing.T) {
 	m := newMovingMachine(t, 1, 2, 1)
 	src := m.noisyFile(2 * brick)
@@ -164,7 +165,7 @@ func TestOthersKeepTheirs(t *testing.T) {
 	c := m.travel(m.noisyFile(2*brick), 0, false)
 	c.use(0, 1).Done()
 	_, host := c.tiers()
-	require.Equal(t, 1, host, "the device is full of what does not move")
+	require.Equal(t, 1, host, "the device is full of extents that do not move")
 	_, err := c.try(0, 2)
 	require.ErrorIs(t, err, syscall.EDEADLK)
 	require.ErrorContains(t, err, "128 KiB are in mappings that do not move")
@@ -181,7 +182,7 @@ func TestNeverFits(t *testing.T) {
 	c.use(0, 3).Done()
 }
 
-// TestWhoHoldsWhat has a bracket that waits in vain say so.
+// TestWhoHoldsWhat: a bracket that waited too long gets an error that says who holds the memory.
 func TestWhoHoldsWhat(t *testing.T) {
 	m := newMovingMachine(t, 1, 2, 0)
 	c, d := m.travel(m.noisyFile(2*brick), 0, false), m.travel(m.noisyFile(2*brick), 0, false)
@@ -194,7 +195,7 @@ func TestWhoHoldsWhat(t *testing.T) {
 	d.use(0, 2).Done()
 }
 
-// TestWaitsForOthers has a bracket wait for another one's end, and those behind it keep their order.
+// TestWaitsForOthers: a bracket waits for the end of another one, and those behind it keep their order.
 func TestWaitsForOthers(t *testing.T) {
 	m := newMovingMachine(t, 1, 2, 0)
 	c := m.travel(m.noisyFile(2*brick), 0, false)
@@ -219,9 +220,9 @@ func TestWaitsForOthers(t *testing.T) {
 	require.Equal(t, []int{0, 1, 2, 3, 4}, order)
 }
 
-// TestDeadlockOfChen is figure 3.2 of Chen's thesis: on 12 GB, four programs hold 3.6, 1.4, 1.9 and 3.9 and ask for
-// 3.4, 3.1, 3.5 and 2.5 more. Here a brick is 100 MB, what they hold is in brackets, and what they ask for too; then in
-// one bracket each.
+// TestDeadlockOfChen is figure 3.2 of Chen's thesis: on 12 GB, four programs hold 3.6, 1.4, 1.9 and 3.9 GB and ask for
+// 3.4, 3.1, 3.5 and 2.5 more. Here a brick stands for 100 MB. First each program holds and asks in separate brackets,
+// then in one.
 func TestDeadlockOfChen(t *testing.T) {
 	holds, more := []int{36, 14, 19, 39}, []int{34, 31, 35, 25}
 	m := newMovingMachine(t, 1, 120, 0)
@@ -251,7 +252,7 @@ func TestDeadlockOfChen(t *testing.T) {
 	wg.Wait()
 }
 
-// TestStoppedClient has a client that does not run keep what it has, and nobody wait for it for long.
+// TestStoppedClient: a client that is stopped keeps its memory, and nobody waits for it for long.
 func TestStoppedClient(t *testing.T) {
 	m := newMovingMachine(t, 1, 2, 1)
 	src := m.noisyFile(2 * brick)
@@ -261,7 +262,7 @@ func TestStoppedClient(t *testing.T) {
 	u.Done()
 	c.stopped.Lock()
 	d := m.travel(m.noisyFile(2*brick), 0, false)
-	d.use(0, 1).Done() // in pinned memory, or in what of c's was given back
+	d.use(0, 1).Done() // in pinned memory, or in memory that c gave back
 	require.Positive(t, c.deaf.Load())
 	require.Positive(t, m.cache.devices[0].room.Status().Mapped, "it is charged")
 	began := time.Now()
@@ -274,7 +275,7 @@ func TestStoppedClient(t *testing.T) {
 	require.Equal(t, byte(55), c.loads(1))
 }
 
-// TestKilledWhileMoving ends a client's mapping while it is asked to give memory back.
+// TestKilledWhileMoving ends a client's mapping while the client is asked to give memory back.
 func TestKilledWhileMoving(t *testing.T) {
 	m := newMovingMachine(t, 1, 1, 0)
 	src := m.noisyFile(brick)
@@ -295,7 +296,7 @@ func TestKilledWhileMoving(t *testing.T) {
 	require.Equal(t, byte(66), src.read(t, 1, 1)[0], "its end releases")
 }
 
-// TestClientCannotMap has a bracket fail where the client could not map, and the next one bring the memory.
+// TestClientCannotMap: a bracket fails if the client could not map the memory, and the next one brings it.
 func TestClientCannotMap(t *testing.T) {
 	m := newMovingMachine(t, 1, 2, 0)
 	c := m.travel(m.noisyFile(2*brick), 0, true)
@@ -308,7 +309,7 @@ func TestClientCannotMap(t *testing.T) {
 	u.Done()
 }
 
-// TestTruncatedWhileOut cuts a file of which a part is in pinned memory and the rest at home.
+// TestTruncatedWhileOut truncates a file with some bytes in pinned memory and the rest at home.
 func TestTruncatedWhileOut(t *testing.T) {
 	m := newMovingMachine(t, 1, 4, 4)
 	src := m.noisyFile(2 * brick)
@@ -326,7 +327,7 @@ func TestTruncatedWhileOut(t *testing.T) {
 	requireSame(t, make([]byte, 2*brick-brick/4), src.read(t, brick/4, 2*brick))
 }
 
-// TestDeviceLostWhileOut loses the device of a client with a bracket and with pinned memory.
+// TestDeviceLostWhileOut loses the device of a client with an open bracket and with pinned memory.
 func TestDeviceLostWhileOut(t *testing.T) {
 	m := newMovingMachine(t, 1, 2, 4)
 	src := m.noisyFile(6 * brick)
@@ -346,8 +347,7 @@ func TestDeviceLostWhileOut(t *testing.T) {
 	})
 }
 
-// TestRemovedWhileOut removes a file of which a client has stores that are not released, in pinned memory and on the
-// device.
+// TestRemovedWhileOut removes a file with a client's unreleased stores in pinned memory and on the device.
 func TestRemovedWhileOut(t *testing.T) {
 	m := newMovingMachine(t, 1, 4, 1)
 	src := m.noisyFile(2 * brick)
@@ -360,7 +360,7 @@ func TestRemovedWhileOut(t *testing.T) {
 	require.Equal(t, byte(22), c.loads(brick+1))
 }
 
-// TestUsersDoNotShareWhatMoved has two users take turns with a file: neither finds the other's memory.
+// TestUsersDoNotShareWhatMoved: two users take turns with a file, and neither finds the other's memory.
 func TestUsersDoNotShareWhatMoved(t *testing.T) {
 	m := newMovingMachine(t, 1, 4, 4)
 	src := m.noisyFile(brick)
@@ -377,8 +377,8 @@ func TestUsersDoNotShareWhatMoved(t *testing.T) {
 	require.NotEqual(t, page.Index(0), a.pages.End)
 }
 
-// TestMemoryPassesOn: a bracket uses the memory that what had to go for it had. Whoever is given the memory finds
-// nothing in it of another file, also behind the end of his own and beside his mapping.
+// TestMemoryPassesOn: a bracket reuses the memory of extents that had to go for it. Its client finds no bytes of
+// another file in it, not even past the end of its file or outside its mapping.
 func TestMemoryPassesOn(t *testing.T) {
 	m := newMovingMachine(t, 1, 2, 0)
 	a := m.travel(m.noisyFile(2*brick), 0, true)
@@ -410,11 +410,11 @@ func TestMemoryPassesOn(t *testing.T) {
 		had, _ = a.h.at(0)
 		was = had.Memory()
 	}
-	require.Zero(t, m.devices[0].Calls(faulty.Zero)-2*2, "only what nobody brings is zeroed")
+	require.Zero(t, m.devices[0].Calls(faulty.Zero)-2*2, "only pages that nobody brings are zeroed")
 }
 
-// TestMemoryOfTheKilledIsNotPassedOn: kernels of a client that was killed may run for a while, and store into nothing
-// of another file, though the memory of what has gone is passed on to programs of the same user.
+// TestMemoryOfTheKilledIsNotPassedOn: kernels of a killed client may run for a while. They store into no bytes of
+// another file, although memory is passed on to programs of the same user.
 func TestMemoryOfTheKilledIsNotPassedOn(t *testing.T) {
 	for name, moves := range map[string]bool{"memory that moves": true, "memory that does not": false} {
 		t.Run(name, func(t *testing.T) {
@@ -442,7 +442,7 @@ func TestMemoryOfTheKilledIsNotPassedOn(t *testing.T) {
 				require.NoError(t, a.Unmap(t.Context()))
 			}
 			_, err := b.try(0, 1)
-			require.ErrorIs(t, err, syscall.EDEADLK, "it counts as long as it is kept")
+			require.ErrorIs(t, err, syscall.EDEADLK, "the memory counts as long as it is kept")
 			kernel()
 			b.use(0, 1).Done()
 		})

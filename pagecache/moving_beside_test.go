@@ -19,9 +19,9 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/view"
 )
 
-// TestMovesBesideEachOther has clients of two devices use, store, release, acquire and unmap at the same time, some of
-// which stop for a while, beside programs on the CPU and views. Each byte has one writer, who adds 1 to it, so
-// everybody knows how old what he sees is.
+// TestMovesBesideEachOther: clients of two devices use, store, release, acquire and unmap at the same time, and some
+// stop for a while. CPU programs and views run concurrently. Each byte has one writer, which adds 1 to it, so every
+// reader knows how old its bytes are.
 func TestMovesBesideEachOther(t *testing.T) {
 	for seed := range uint64(max(1, *manyMoves/1000)) {
 		w := newBusyWorld(t, seed)
@@ -33,7 +33,7 @@ func TestMovesBesideEachOther(t *testing.T) {
 	}
 }
 
-// busyWriters are clients, and the CPU last.
+// busyWriters is the number of writers: the clients, and the CPU as the last.
 const busyWriters = 5
 
 // busyWorld is a machine with a file whose programs run at the same time.
@@ -43,9 +43,9 @@ type busyWorld struct {
 	m     *machine
 	src   *source
 	first []byte
-	// stored and published count the stores into a byte, and those of them that everybody is to see.
+	// stored counts the stores into a byte, published those of them that everybody must see.
 	stored, published [worldBytes]atomic.Uint32
-	// least is what a device has shown of a byte so far, or has to show from now on.
+	// least is the newest value of a byte that a device has shown so far, or must show from now on.
 	least [worldDevices][worldBytes]atomic.Uint32
 	work  sync.WaitGroup
 	stop  chan struct{}
@@ -60,7 +60,7 @@ func newBusyWorld(t *testing.T, seed uint64) *busyWorld {
 	return w
 }
 
-// run has every program make so many steps.
+// run makes every program take so many steps.
 func (w *busyWorld) run(steps int) {
 	v := w.m.view(ViewRequest{Device: int(w.seed) % worldDevices, Segments: []view.Segment{bytesOf(5, brick-10)}},
 		w.src)
@@ -97,7 +97,7 @@ func (w *busyWorld) stopped() bool {
 	}
 }
 
-// snapshot returns what everybody has to see of [from, to) who acquires now.
+// snapshot returns the values of [from, to) that an acquire must show from now on.
 func (w *busyWorld) snapshot(from, to int) []uint32 {
 	least := make([]uint32, to-from)
 	for i := range least {
@@ -106,7 +106,7 @@ func (w *busyWorld) snapshot(from, to int) []uint32 {
 	return least
 }
 
-// check looks whether the bytes from byte first on are as new as least and no newer than what was stored.
+// check checks that the bytes from byte first on are no older than least and no newer than the stores.
 func (w *busyWorld) check(first int, got []byte, least []uint32, who string) {
 	for i, b := range got {
 		at := first + i
@@ -127,7 +127,7 @@ func (w *busyWorld) check(first int, got []byte, least []uint32, who string) {
 	}
 }
 
-// look checks what a device has, and that it never shows older bytes later.
+// look checks the bytes of a device, and that it never shows older bytes later.
 func (w *busyWorld) look(device, first int, got []byte, who string) {
 	got = got[:min(len(got), worldBytes-first)]
 	least := make([]uint32, len(got))
@@ -146,7 +146,7 @@ func (w *busyWorld) client(writer, steps int) {
 	rnd := rand.New(rand.NewPCG(w.seed, uint64(writer)))
 	device := writer % worldDevices
 	c := w.m.travelAs(w.src, device, MapRequest{Writable: true, Len: worldBytes})
-	mine := make([]uint32, worldBytes) // what was stored and not published
+	mine := make([]uint32, worldBytes) // stored and not published
 	publish := func(from, to int) {
 		for at := from; at < to; at++ {
 			if at%busyWriters == writer {

@@ -17,11 +17,11 @@ import (
 	"github.com/gaiafs/gaiafs/internal/testdevice"
 )
 
-var manyMoves = flag.Int("moves", 1000, "how many moves TestRandomMoves makes; 100000 take some minutes")
+var manyMoves = flag.Int("moves", 1000, "the number of moves that TestRandomMoves makes; 100000 take a few minutes")
 
-// TestRandomMoves has clients of two devices, with room for few extents each, use, store, release, acquire and unmap at
-// random, beside programs on the CPU and a mapping that does not move. Byte i of a file belongs to writer i mod 3: two
-// devices, and the CPU. go test ./pagecache -run TestRandomMoves -moves 100000 makes more.
+// TestRandomMoves: clients of two devices with room for few extents use, store, release, acquire and unmap at random.
+// CPU programs and a mapping that does not move run along. Byte i of a file belongs to writer i mod 3: two devices, and
+// the CPU. go test ./pagecache -run TestRandomMoves -moves 100000 makes more moves.
 func TestRandomMoves(t *testing.T) {
 	testdevice.Emulated(t, "clients map memory in this process")
 	left := *manyMoves
@@ -48,7 +48,7 @@ const (
 	worldCPU     = worldDevices
 )
 
-// movingWorld is a machine, what its programs may see, and how that came to be.
+// movingWorld is a machine with an oracle: what its programs may see, and how that came about.
 type movingWorld struct {
 	t       *testing.T
 	seed    uint64
@@ -56,25 +56,25 @@ type movingWorld struct {
 	m       *machine
 	files   []*movingFile
 	clients []*movingClient
-	// loose says that what is seen may be wrong, and wrong that a watched byte was.
+	// loose allows wrong bytes; wrong says that a watched byte was wrong.
 	loose, wrong bool
 }
 
 // movingFile is a file and the values that each of its bytes had: the oracle.
 type movingFile struct {
 	*source
-	first  []byte         // what it had when nobody had stored anything
-	values map[int][]byte // of a byte that was stored into, the first one first
-	// published is the place in values of what was released last, or written. seen is the least place that a device may
-	// have.
+	first  []byte         // the bytes before any store
+	values map[int][]byte // of each byte that was stored into, oldest first
+	// published is the index in values of the last released or written one. seen is the least index that a device may
+	// show.
 	published map[int]int
 	seen      [worldDevices]map[int]int
-	// trace, unless it is nil, records what becomes of the bytes watched, which programs like.
+	// trace, if not nil, records the history of the bytes in watched; programs prefer these.
 	trace   *model.Trace
 	watched []int
 }
 
-// movingClient is a client with the brackets that it has open.
+// movingClient is a client with its open brackets.
 type movingClient struct {
 	*traveller
 	of     *movingFile
@@ -84,7 +84,7 @@ type movingClient struct {
 
 type movingBracket struct {
 	*Bracket
-	from, to int // bytes
+	from, to int // in bytes
 }
 
 func newMovingWorld(t *testing.T, seed uint64, watched ...int) *movingWorld {
@@ -104,7 +104,7 @@ func newMovingWorld(t *testing.T, seed uint64, watched ...int) *movingWorld {
 			f.seen[d] = map[int]int{}
 		}
 		f.reader = &openHome{Home: f.home}
-		// One mapping keeps the File, so that CPU writes go through it. Its memory does not move.
+		// One mapping keeps the File alive, so that CPU writes go through it. Its memory does not move.
 		w.m.run(f.source, int(w.m.next)%worldDevices, 0, page.Size, false)
 		w.files = append(w.files, f)
 	}
@@ -120,7 +120,7 @@ func (w *movingWorld) moves() int {
 	return int(c.MovedIn.Load() + c.MovedOut.Load() + c.Evictions.Load())
 }
 
-// start has a client begin.
+// start begins a client.
 func (w *movingWorld) start(c *movingClient) {
 	*c = movingClient{of: w.files[w.rnd.IntN(len(w.files))], device: w.rnd.IntN(worldDevices)}
 	c.traveller = w.m.travelAs(c.of.source, c.device, MapRequest{Writable: true, Len: worldBytes})
@@ -131,7 +131,7 @@ func (w *movingWorld) fail(format string, args ...any) {
 	w.t.Fatalf("seed %d: %s", w.seed, fmt.Sprintf(format, args...))
 }
 
-// store notes a store of a writer.
+// store notes a store by a writer.
 func (f *movingFile) store(at int, b byte) {
 	f.trace.Store(f.agent(at%3), int64(at), b)
 	if f.values[at] == nil {
@@ -140,7 +140,7 @@ func (f *movingFile) store(at int, b byte) {
 	f.values[at] = append(f.values[at], b)
 }
 
-// check compares what somebody sees from byte first on.
+// check checks the bytes from byte first on, as a viewer sees them.
 func (w *movingWorld) check(f *movingFile, viewer, first int, got []byte) {
 	w.t.Helper()
 	f.trace.Read(f.agent(viewer), int64(first), got)
@@ -237,9 +237,9 @@ func (w *movingWorld) step() {
 	}
 }
 
-// stop ends a client in whatever it was doing.
+// stop ends a client in the middle of its work.
 func (w *movingWorld) stop(c *movingClient) {
-	if w.rnd.IntN(2) == 0 { // it is killed in its brackets
+	if w.rnd.IntN(2) == 0 { // it is killed inside its brackets
 		c.end()
 	}
 	for _, b := range c.open {
@@ -249,14 +249,14 @@ func (w *movingWorld) stop(c *movingClient) {
 	c.of.publish(c.device, 0, worldBytes)
 }
 
-// bracket begins one, and works in it.
+// bracket begins a bracket and works in it.
 func (w *movingWorld) bracket(c *movingClient) {
 	from := w.rnd.IntN(worldBricks)
 	to := min(from+1+w.rnd.IntN(2), worldBricks)
 	u, err := c.try(from, to)
 	if err != nil {
 		require.ErrorIs(w.t, err, syscall.EDEADLK)
-		for _, o := range w.clients { // somebody has to let go
+		for _, o := range w.clients { // some client has to let go
 			for _, b := range o.open {
 				b.Done()
 			}
@@ -279,7 +279,7 @@ func (w *movingWorld) place(f *movingFile, writer, from, to int) int {
 	return (from+w.rnd.IntN(to-from))/3*3 + writer
 }
 
-// work looks at what a bracket has, and stores some.
+// work checks the bytes of a bracket and stores some.
 func (w *movingWorld) work(c *movingClient, b movingBracket) {
 	w.check(c.of, c.device, b.from, c.host[b.from:b.to])
 	for range w.rnd.IntN(4) {

@@ -15,7 +15,7 @@ import (
 // traceSteps is the number of steps of a program that writes a trace.
 const traceSteps = 300
 
-// watch has a trace record some bytes.
+// watch makes a trace record some bytes.
 func (f *movingFile) watch(bytes []int) {
 	f.watched = bytes
 	offsets := make([]int64, len(bytes))
@@ -28,8 +28,8 @@ func (f *movingFile) watch(bytes []int) {
 // agent returns the number of a writer in traces.
 func (f *movingFile) agent(writer int) int { return (writer + 1) % (worldDevices + 1) }
 
-// TestMoveTraces writes traces of what programs saw of memory that moves: of each file of a world one. It writes one of
-// a client that does not do what it was told, too, which TLC must refuse.
+// TestMoveTraces writes traces of what programs saw of memory that moves, one for each file of a world. It also writes
+// the trace of a client that disobeys; TLC must refuse that one.
 func TestMoveTraces(t *testing.T) {
 	testdevice.Emulated(t, "clients map memory in this process")
 	if *model.TraceFolder == "" {
@@ -50,13 +50,13 @@ func TestMoveTraces(t *testing.T) {
 			return
 		}
 	}
-	t.Error("nobody saw what a client did that kept its memory")
+	t.Error("no check noticed a client that kept its memory")
 }
 
-// traceMoves runs the world of a seed. With clings, clients keep the memory that they had first.
+// traceMoves runs the world of a seed. With clings, clients keep their first memory.
 func traceMoves(t *testing.T, seed uint64, clings bool) (w *movingWorld) {
 	t.Run(fmt.Sprint(seed, clings), func(t *testing.T) {
-		// Neighbouring bytes of the three writers, and some of another extent's last page.
+		// Adjacent bytes of the three writers, and some of another extent's last page.
 		at := int(seed%worldBricks)*brick + int(seed%7)*page.Size
 		w = newMovingWorld(t, seed, at/3*3, at/3*3+1, at/3*3+2, 2*brick-6)
 		w.loose = clings

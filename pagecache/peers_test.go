@@ -17,8 +17,8 @@ const peerFile = 300 * page.Size
 
 func peerPages(f *File) int64 { return f.counters.PeerCopyPages.Load() }
 
-// TestPeerCopies: what another device has as home has it comes from there: of pages that nobody maps for writing, and
-// of pages that programs may have stored into and did not.
+// TestPeerCopies: pages for which another device has home's bytes come from there: pages that nobody maps for writing,
+// and pages that programs could have stored into and did not.
 func TestPeerCopies(t *testing.T) {
 	for _, writable := range []bool{false, true} {
 		m := newMachine(t, 3)
@@ -30,7 +30,7 @@ func TestPeerCopies(t *testing.T) {
 		require.True(t, bytes.Equal(src.home.data, q.load(0, peerFile-7)))
 		require.Equal(t, make([]byte, 7), q.load(peerFile-7, peerFile))
 		if writable {
-			require.Zero(t, q.release(), "the copy is what was agreed on")
+			require.Zero(t, q.release(), "the copy has the agreed bytes")
 			q.add(5)
 			require.EqualValues(t, 1, q.release())
 			require.Equal(t, q.load(0, page.Size), src.read(t, 0, page.Size))
@@ -41,8 +41,8 @@ func TestPeerCopies(t *testing.T) {
 	}
 }
 
-// TestPeerWithUnreleasedStores: a device's bytes that it did not release are not home's, and nobody else sees them;
-// what it released is.
+// TestPeerWithUnreleasedStores: a device's unreleased bytes are not home's, and nobody else sees them. Its released
+// bytes are.
 func TestPeerWithUnreleasedStores(t *testing.T) {
 	m := newMachine(t, 2)
 	src := m.noisyFile(peerFile)
@@ -54,13 +54,13 @@ func TestPeerWithUnreleasedStores(t *testing.T) {
 	want := bytes.Clone(p.all())
 	want[100*page.Size]--
 	require.True(t, bytes.Equal(want, q.all()))
-	require.EqualValues(t, 299, peerPages(src.attached), "all but the page that was stored into")
+	require.EqualValues(t, 299, peerPages(src.attached), "all except the page with the store")
 	require.EqualValues(t, 1, p.release())
 	require.EqualValues(t, 1, q.acquire())
 	require.True(t, bytes.Equal(p.all(), q.all()))
 }
 
-// TestPeerStoresDuringTheCopy: programs store into the source while it is copied. What arrived torn comes from home.
+// TestPeerStoresDuringTheCopy: programs store into the source during the copy. Torn pages come from home.
 func TestPeerStoresDuringTheCopy(t *testing.T) {
 	m := newMachine(t, 2)
 	src := m.noisyFile(peerFile)
@@ -82,8 +82,8 @@ func TestPeerStoresDuringTheCopy(t *testing.T) {
 	require.EqualValues(t, 299, peerPages(src.attached))
 }
 
-// TestPeersOfDifferentKeys: digests say nothing to a device with another key. What nobody can store into is copied all
-// the same.
+// TestPeersOfDifferentKeys: a device cannot use digests made with another key. Pages that nobody can store into are
+// still copied.
 func TestPeersOfDifferentKeys(t *testing.T) {
 	keys := make([]*gpubackend.DigestKey, 2)
 	for i := range keys {
@@ -102,7 +102,7 @@ func TestPeersOfDifferentKeys(t *testing.T) {
 	}
 }
 
-// TestNoWayBetweenDevices: bytes go through the host, and nobody tries again.
+// TestNoWayBetweenDevices: bytes go through the host, and the direct copy is not tried again.
 func TestNoWayBetweenDevices(t *testing.T) {
 	m := newMachine(t, 2)
 	src := m.noisyFile(peerFile)
@@ -117,8 +117,8 @@ func TestNoWayBetweenDevices(t *testing.T) {
 	require.Equal(t, 1, m.devices[1].Calls(faulty.CopyPeer))
 }
 
-// TestRefreshFromPeer: stale pages that nobody stores into are refreshed from a device that is up to date, small runs
-// from home.
+// TestRefreshFromPeer: stale pages that nobody stores into are refreshed from an up-to-date device, and short runs from
+// home.
 func TestRefreshFromPeer(t *testing.T) {
 	m := newMachine(t, 2)
 	src := m.noisyFile(peerFile)

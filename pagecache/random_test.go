@@ -14,27 +14,27 @@ import (
 	"github.com/gaiafs/gaiafs/internal/testdevice"
 )
 
-// TestRandomDevices has programs on three devices and on the CPU map, store, release, acquire and unmap at random. Byte
-// i belongs to writer i mod 4, so that what each must see is known: of its device all it stored, of others what they
-// released or stored since, for a collect may carry more than what was released. Peer copies are of any length, so that
-// they meet everything else.
+// TestRandomDevices: programs on three devices and on the CPU map, store, release, acquire and unmap at random. Byte i
+// belongs to writer i mod 4, so the oracle knows what each must see: all its own device's stores, and of the others
+// everything released. It may also see later stores of the others, because a collect may carry unreleased bytes. Peer
+// copies are of any length, so that they meet everything else.
 func TestRandomDevices(t *testing.T) {
 	randomSeeds(t, 40, func(uint64) bool { return false })
 }
 
-// TestRandomDevicesAndDisk is the same with pages that come and go in the host's page cache.
+// TestRandomDevicesAndDisk is the same test with pages that come and go in the host's page cache.
 func TestRandomDevicesAndDisk(t *testing.T) {
 	randomSeeds(t, 20, func(uint64) bool { return true })
 }
 
-// TestRandomDevicesServeReads is the same with reads that devices serve wherever they can, and read ahead.
+// TestRandomDevicesServeReads is the same test with CPU reads from devices wherever possible, and read-ahead.
 func TestRandomDevicesServeReads(t *testing.T) {
 	reads := randomSeeds(t, 40, func(seed uint64) bool { return seed%2 == 0 }, readsFrom(DeviceReadsAlways))
 	require.Positive(t, reads)
 }
 
-// randomSeeds runs randomDevices with seeds. Of all of them some must have peer copies; it returns how often devices
-// served reads.
+// randomSeeds runs randomDevices with so many seeds. Some of the runs must make peer copies. It returns how many reads
+// devices served.
 func randomSeeds(t *testing.T, seeds uint64, onDisk func(seed uint64) bool, options ...machineOption) (reads int64) {
 	if n := testdevice.Count(manyDevices); n < manyDevices {
 		t.Skipf("%d devices are needed, and there are %d GPUs", manyDevices, n)
@@ -51,7 +51,7 @@ func randomSeeds(t *testing.T, seeds uint64, onDisk func(seed uint64) bool, opti
 	return reads
 }
 
-// manyDevices is how many devices randomDevices has.
+// manyDevices is the number of devices of randomDevices.
 const manyDevices = 3
 
 func randomDevices(t *testing.T, seed uint64, onDisk bool, options ...machineOption) (m *machine, copied int64) {
@@ -60,7 +60,7 @@ func randomDevices(t *testing.T, seed uint64, onDisk bool, options ...machineOpt
 	rnd := rand.New(rand.NewPCG(seed, 11))
 	m = newMachine(t, devices, options...)
 	m.cache.leastPeer, m.cache.leastFlight = 1, 1
-	for d := range devices { // readers copy themselves from some
+	for d := range devices { // some devices have no copy engines
 		m.cache.devices[d].info.CopyEngines = (int(seed)+d)%2 == 0
 	}
 	src := m.noisyFile(size)
@@ -68,10 +68,10 @@ func randomDevices(t *testing.T, seed uint64, onDisk bool, options ...machineOpt
 		src.disk = newDisk(src.home)
 	}
 	src.reader = &openHome{Home: src.home}
-	// One mapping keeps the File, so that CPU writes go through it.
+	// One mapping keeps the File alive, so that CPU writes go through it.
 	m.run(src, 0, 0, page.Size, false)
 	released := bytes.Clone(src.home.data)
-	var stored [devices]map[int][]byte // since it was released, the last one last
+	var stored [devices]map[int][]byte // since the last release, the newest value last
 	var programs [devices][]*program
 	for d := range stored {
 		stored[d] = map[int][]byte{}
@@ -84,7 +84,7 @@ func randomDevices(t *testing.T, seed uint64, onDisk bool, options ...machineOpt
 			}
 		}
 	}
-	// check compares what somebody sees from byte first on: device viewer, or the CPU.
+	// check checks the bytes from byte first on, as device viewer or the CPU sees them.
 	check := func(viewer, first int, got []byte) {
 		t.Helper()
 		for i, b := range got {
@@ -146,7 +146,7 @@ func randomDevices(t *testing.T, seed uint64, onDisk bool, options ...machineOpt
 		case op == 10:
 			from := rnd.IntN(pages) * page.Size
 			n := min(size-from, page.Size*(1+rnd.IntN(4)))
-			// What a read has seen is home's, also where home takes it later.
+			// Bytes that a read has seen are home's, even if home takes them later.
 			if rnd.IntN(8) == 0 {
 				src.home.fail(syscall.ENOSPC)
 			}
@@ -163,7 +163,7 @@ func randomDevices(t *testing.T, seed uint64, onDisk bool, options ...machineOpt
 					break
 				}
 			}
-			m.cache.collectDue(context.Background()) // stops tracking what nobody maps for writing
+			m.cache.collectDue(context.Background()) // stops tracking pages that nobody maps for writing
 		}
 	}
 	for d := range programs {

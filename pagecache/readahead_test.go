@@ -10,7 +10,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// lacks returns the number of pages of rg that the device of the mapping does not have up to date.
+// lacks returns the number of pages of rg that are not up to date on the mapping's device.
 func (p *program) lacks(rg page.Range) (pages int64) {
 	p.f.mu.Lock()
 	defer p.f.mu.Unlock()
@@ -46,11 +46,11 @@ func TestReadAheadFollowsEveryStream(t *testing.T) {
 	}
 	p.arrives(page.Range{End: 3*16 + 32})
 	p.arrives(page.Range{Start: size>>page.Shift - 3*16 - 32, End: size >> page.Shift})
-	require.NotZero(t, p.lacks(p.pages), "the middle is left")
+	require.NotZero(t, p.lacks(p.pages), "the middle is left out")
 	require.NotZero(t, m.cache.counters.PrefetchedPages.Load())
 }
 
-// TestReadAheadEndsWithTheFile: neither the window nor advice brings what lies past end of file.
+// TestReadAheadEndsWithTheFile: neither read-ahead nor advice brings pages past end of file.
 func TestReadAheadEndsWithTheFile(t *testing.T) {
 	const size, mapped = 1<<20 + 100, 4 << 20
 	m := newMachine(t, 1)
@@ -62,12 +62,12 @@ func TestReadAheadEndsWithTheFile(t *testing.T) {
 	file := page.Range{End: page.Count(size)}
 	p.arrives(file)
 	require.NoError(t, p.Advise(t.Context(), 0, mapped, AdviceWillNeed))
-	require.NoError(t, p.Unmap(t.Context())) // and what runs in the background with it
+	require.NoError(t, p.Unmap(t.Context())) // also ends the mapping's background work
 	require.Equal(t, (p.pages.Len() - file.Len()), p.lacks(p.pages))
 	require.EqualValues(t, file.Len()-900>>2, m.cache.counters.PrefetchedPages.Load())
 }
 
-// TestReadAheadWhileTheFileIsTruncated: the file shrinks and grows under windows that are being fetched.
+// TestReadAheadWhileTheFileIsTruncated: the file shrinks and grows while read-ahead fetches.
 func TestReadAheadWhileTheFileIsTruncated(t *testing.T) {
 	const size = 8 << 20
 	m := newMachine(t, 1)
@@ -95,8 +95,8 @@ func TestReadAheadWhileTheFileIsTruncated(t *testing.T) {
 	require.True(t, bytes.Equal(want, p.all()))
 }
 
-// TestReadAheadDisplacesNothing: on a device that is full of what programs map, read-ahead fills what its mapping has
-// and makes no room for itself.
+// TestReadAheadDisplacesNothing: on a device that is full of mapped extents, read-ahead fills its mapping's extents and
+// makes no room for itself.
 func TestReadAheadDisplacesNothing(t *testing.T) {
 	const size = 8 << 20
 	m := newMachine(t, 1, memory(2*size))
@@ -113,7 +113,7 @@ func TestReadAheadDisplacesNothing(t *testing.T) {
 	require.Zero(t, m.cache.counters.Evictions.Load())
 	p.unmap()
 	require.NoError(t, m.cache.Close(t.Context()))
-	require.Zero(t, src.disk.filled, "the host's page cache is left alone by read-ahead, too")
+	require.Zero(t, src.disk.filled, "read-ahead leaves the host's page cache alone, too")
 }
 
 // TestReadAheadIsToldWhatWasUnused: a program gives up pages that were fetched ahead.

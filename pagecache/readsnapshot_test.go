@@ -11,7 +11,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/cleanread"
 )
 
-// withoutLock runs do while somebody holds the file's lock. A read that wants it never returns.
+// withoutLock runs do while the file's lock is held. A read that wants the lock never returns.
 func withoutLock(t *testing.T, f *File, do func()) {
 	t.Helper()
 	f.mu.Lock()
@@ -19,7 +19,7 @@ func withoutLock(t *testing.T, f *File, do func()) {
 	do()
 }
 
-// readTwice has the File publish what it knows of the regions that are read.
+// readTwice makes the File publish its knowledge of the regions that are read.
 func readTwice(t *testing.T, src *source, off, n int) {
 	t.Helper()
 	for range 2 {
@@ -33,7 +33,7 @@ func unlocked(src *source, off int64, direct bool) bool {
 	return ok
 }
 
-// A region that did not change since it was read twice is read while others hold the lock.
+// A region that did not change since it was read twice can be read while others hold the lock.
 func TestReadsOfWhatDidNotChangeTakeNoLock(t *testing.T) {
 	m := newMachine(t, 1)
 	src, home := m.sharedFile(sharedSize)
@@ -50,24 +50,24 @@ func TestReadsOfWhatDidNotChangeTakeNoLock(t *testing.T) {
 
 	p.add(7)
 	p.release()
-	require.False(t, unlocked(src, 0, false), "something is pending")
+	require.False(t, unlocked(src, 0, false), "a page is pending")
 	want[7]++
 	require.True(t, bytes.Equal(want[:4096], src.read(t, 0, 4096)))
-	require.False(t, unlocked(src, 0, false), "one read is not worth it")
+	require.False(t, unlocked(src, 0, false), "one read is not enough")
 	readTwice(t, src, 0, 4096)
 	require.True(t, unlocked(src, 0, false))
 	withoutLock(t, src.attached, func() { require.True(t, bytes.Equal(want[:4096], src.read(t, 0, 4096))) })
 }
 
-// Pages that a program may get without the lock are dropped by the next release, also those that no read asked for with
-// it.
+// Pages that a program may get without the lock are dropped by the next release, including those that no locked read
+// asked for.
 func TestReadsWithoutLockAreDroppedByReleases(t *testing.T) {
 	m := newMachine(t, 1)
 	src, home := m.sharedFile(sharedSize)
 	home.warm.Store(true)
 	p := m.run(src, 0, 0, sharedSize, true)
 	p.add(5 * page.Size)
-	p.release() // the kernel does not hold page 5 from now on
+	p.release() // from now on the kernel does not hold page 5
 	src.read(t, 0, 4096)
 	require.NoError(t, src.attached.Sync(context.Background(), func() error { return nil }))
 	readTwice(t, src, 0, 4096)
@@ -78,7 +78,7 @@ func TestReadsWithoutLockAreDroppedByReleases(t *testing.T) {
 	require.Contains(t, src.kernel.take(), page.Range{Start: 5, End: 6})
 }
 
-// A read past the kernel's page cache says nothing of what the kernel holds, so others do not follow it.
+// A read past the kernel's page cache says nothing about the kernel's pages. So later reads still take the lock.
 func TestDirectReadsDoNotLetOthersPass(t *testing.T) {
 	m := newMachine(t, 1)
 	src, home := m.sharedFile(sharedSize)
@@ -95,7 +95,7 @@ func TestDirectReadsDoNotLetOthersPass(t *testing.T) {
 	require.True(t, unlocked(src, 0, true))
 }
 
-// A file that becomes longer is read to its new end, and one that becomes shorter to that.
+// A file that becomes longer is read to its new end, and so is one that becomes shorter.
 func TestReadsWithoutLockKnowTheSize(t *testing.T) {
 	m := newMachine(t, 1)
 	src, home := m.sharedFile(10_000)
@@ -111,7 +111,7 @@ func TestReadsWithoutLockKnowTheSize(t *testing.T) {
 	require.Len(t, src.read(t, 0, 8192), 4096)
 }
 
-// What somebody changed in SOURCE is noticed without the lock too.
+// A change made directly in SOURCE is noticed without the lock, too.
 func TestReadsWithoutLockLookAtSource(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 	src, _ := m.sharedFile(sharedSize)
@@ -124,7 +124,7 @@ func TestReadsWithoutLockLookAtSource(t *testing.T) {
 	require.True(t, bytes.Equal(changed, src.read(t, 0, 4096)), "the device has old bytes")
 }
 
-// A detached file answers nobody.
+// A detached file answers no reads.
 func TestReadsWithoutLockEndWithTheFile(t *testing.T) {
 	m := newMachine(t, 1)
 	src, home := m.sharedFile(sharedSize)
@@ -138,8 +138,8 @@ func TestReadsWithoutLockEndWithTheFile(t *testing.T) {
 	require.False(t, ok)
 }
 
-// A read past the kernel's page cache takes nothing from what a snapshot lets pass, also where it has to publish
-// another.
+// A read past the kernel's page cache does not take away what a snapshot allows, even if it has to publish another
+// snapshot.
 func TestDirectReadsKeepOthersPassing(t *testing.T) {
 	m := newMachine(t, 1)
 	src, home := m.sharedFile(sharedSize)
@@ -150,20 +150,20 @@ func TestDirectReadsKeepOthersPassing(t *testing.T) {
 	f := src.attached
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for range 2 { // another size calls for another snapshot
+	for range 2 { // another size needs another snapshot
 		f.size--
 		f.clean.Publish(page.Range{End: 1}, true, cleanread.State{Size: f.size, Serves: true, Changes: f.changes})
 	}
 	require.True(t, unlocked(src, 0, false))
 }
 
-// While home changes no read takes what it gets for settled: of two that follow each other, the first could see the new
-// bytes at home, and the second one the old ones of a device.
+// While home changes, no read publishes what it gets. Otherwise, of two reads in a row, the first could see the new
+// bytes at home, and the second the old bytes of a device.
 func TestReadsDuringAChangeTakeTheLock(t *testing.T) {
 	for name, c := range map[string]Change{
-		"a write beside others": {Kind: ChangeWrite, Len: 10},
-		"a write that keeps":    {Kind: ChangeZero, Len: 10},
-		"a truncation":          {Kind: ChangeTruncate, Len: 100},
+		"a concurrent write": {Kind: ChangeWrite, Len: 10},
+		"a write that keeps": {Kind: ChangeZero, Len: 10},
+		"a truncation":       {Kind: ChangeTruncate, Len: 100},
 	} {
 		m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 		src, _ := m.sharedFile(sharedSize)

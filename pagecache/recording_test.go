@@ -17,7 +17,7 @@ import (
 	"github.com/gaiafs/gaiafs/prefetch/trace"
 )
 
-// rest ends a recording and returns what it has.
+// rest ends a recording and returns its events.
 func rest(t *testing.T, r *Recording) *trace.Trace {
 	t.Helper()
 	r.Stop()
@@ -63,15 +63,15 @@ func TestARecordingHasWhatDevicesAcquire(t *testing.T) {
 		got.Events[i].Time, got.Events[i].Took = 0, 0
 	}
 	require.Equal(t, []trace.Event{
-		{Len: size}, // what the mapping has past end of file is none of the file's
+		{Len: size}, // bytes of the mapping past end of file do not count
 		{Source: 1, Off: 4096 + 8192, Len: 100, Pattern: prefetch.Random},
 	}, got.Events)
 	again, err := m.cache.Record()
-	require.NoError(t, err, "the next may begin")
+	require.NoError(t, err, "the next recording may begin")
 	require.Empty(t, rest(t, again).Events)
 }
 
-// TestARecordingHasWhatDevicesChange: the pages that differ, not what was released.
+// TestARecordingHasWhatDevicesChange: a recording has the pages that differ, not all released ones.
 func TestARecordingHasWhatDevicesChange(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.file(8 * page.Size)
@@ -81,7 +81,7 @@ func TestARecordingHasWhatDevicesChange(t *testing.T) {
 	x.store(2*page.Size, 1)
 	x.store(5*page.Size+1, 1)
 	require.EqualValues(t, 2, x.release())
-	require.NoError(t, x.Sync(t.Context(), 0, 8*page.Size, false)) // at home, they are not found again
+	require.NoError(t, x.Sync(t.Context(), 0, 8*page.Size, false)) // once they are home they are not found again
 	x.store(0, 1)
 	x.unmap()
 	var changed []int64
@@ -94,7 +94,7 @@ func TestARecordingHasWhatDevicesChange(t *testing.T) {
 	require.EqualValues(t, 0, changed[len(changed)-1])
 }
 
-// read is an access by a program on the CPU.
+// read records an access by a program on the CPU.
 func (r *Recording) read(file uint64, thread uint32, off, n int64) {
 	r.Access(Access{
 		File: FileID{1, file}, Describe: func() (string, int64) { return fmt.Sprint("f", file), 1 << 20 },
@@ -106,14 +106,14 @@ func TestARecordingKnowsSizes(t *testing.T) {
 	m := newMachine(t, 0)
 	r, err := m.cache.Record()
 	require.NoError(t, err)
-	r.Resize(FileID{1, 1}, 5) // of a file that nobody accessed
+	r.Resize(FileID{1, 1}, 5) // of a file that was not accessed
 	r.read(1, 1, 0, 4096)
 	r.read(1, 1, 1<<20, 100)
 	r.read(1, 1, 0, 0)
 	r.Resize(FileID{1, 1}, 7)
 	r.read(2, 1, 0, 5)
 	got := rest(t, r)
-	r.read(1, 1, 0, 1) // comes too late
+	r.read(1, 1, 0, 1) // too late
 	require.Len(t, got.Files, 2)
 	var what []string
 	for _, x := range got.Events {
@@ -123,7 +123,7 @@ func TestARecordingKnowsSizes(t *testing.T) {
 		what)
 }
 
-// TestARecordingThatNobodyTakesIsBounded: what does not fit is counted.
+// TestARecordingThatNobodyTakesIsBounded: events that do not fit are counted.
 func TestARecordingThatNobodyTakesIsBounded(t *testing.T) {
 	m := newMachine(t, 0)
 	r, err := m.cache.Record()
@@ -162,7 +162,7 @@ func TestARecordingIsGivenOutAsItComes(t *testing.T) {
 	r.read(1, 1, 0, 4096)
 	b, more := r.Next(t.Context())
 	require.True(t, more)
-	require.NotEmpty(t, b, "after a moment")
+	require.NotEmpty(t, b, "after recordingFlush")
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, more = r.Next(ended)

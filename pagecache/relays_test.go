@@ -14,7 +14,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/view"
 )
 
-// relayed is a machine on which views of a large file are filled over all links, and the file.
+// relayed returns a machine on which views of a large file are filled over all links, and the file.
 func relayed(t *testing.T, devices int) (*machine, *source, ViewRequest) {
 	m := newMachine(t, devices, memory(512<<20))
 	m.cache.neighbourLinks, m.cache.leastRelayed = true, 1<<20
@@ -32,7 +32,7 @@ func (m *machine) through(device int) (n int64) {
 	return n
 }
 
-// whileStuck makes a view on device 0 whose own link carries nothing until done is so.
+// whileStuck makes a view on device 0 while its own link carries nothing until done returns true.
 func whileStuck(m *machine, src *source, req ViewRequest, done func() bool) (*viewer, error) {
 	gate := m.devices[0].Hold(faulty.CopyIn)
 	var group sync.WaitGroup
@@ -46,8 +46,8 @@ func whileStuck(m *machine, src *source, req ViewRequest, done func() bool) (*vi
 	return v, err
 }
 
-// TestNeighboursLinksAreUsed: what the device's own link has no turn for goes through the others, and what these lend
-// is given back.
+// TestNeighboursLinksAreUsed: pieces that the device's own link has no time for come over the neighbours' links, and
+// the neighbours get their memory back.
 func TestNeighboursLinksAreUsed(t *testing.T) {
 	m, src, req := relayed(t, 3)
 	before := m.used()
@@ -59,7 +59,7 @@ func TestNeighboursLinksAreUsed(t *testing.T) {
 	require.Eventually(t, func() bool { return m.used() == before }, time.Minute, time.Millisecond)
 }
 
-// TestNeighboursLinksThatFail: what a neighbour began to carry and did not comes over the others.
+// TestNeighboursLinksThatFail: pieces that a neighbour began to carry and did not deliver come over other links.
 func TestNeighboursLinksThatFail(t *testing.T) {
 	broken := errors.New("the link is broken")
 	for name, c := range map[string]struct {
@@ -92,7 +92,7 @@ func TestNeighboursLinksThatFail(t *testing.T) {
 	})
 }
 
-// TestBusyNeighboursLinksAreNotUsed: nor are they without the option, and for little.
+// TestBusyNeighboursLinksAreNotUsed: neither are links without the option, or for small views.
 func TestBusyNeighboursLinksAreNotUsed(t *testing.T) {
 	for name, prepare := range map[string]func(m *machine, req *ViewRequest) (end func()){
 		"off": func(m *machine, _ *ViewRequest) func() {
@@ -131,8 +131,8 @@ func TestBusyNeighboursLinksAreNotUsed(t *testing.T) {
 	}
 }
 
-// TestStagingOfANeighbourIsKept: what is on its way through a neighbour has not arrived, and its staging memory is not
-// used for anything else, until the copy to the device has ended.
+// TestStagingOfANeighbourIsKept: pieces on their way through a neighbour have not arrived, and their staging memory is
+// not reused, until the copy to the device has ended.
 func TestStagingOfANeighbourIsKept(t *testing.T) {
 	m, src, req := relayed(t, 2)
 	in, out := m.devices[0].Hold(faulty.CopyIn), m.devices[0].Hold(faulty.CopyPeer)
@@ -142,7 +142,7 @@ func TestStagingOfANeighbourIsKept(t *testing.T) {
 	group.Go(func() { v, err = m.tryView(req, src) })
 	<-out.Arrived()
 	in.Open()
-	require.Eventually(t, func() bool { // the own link has brought all else
+	require.Eventually(t, func() bool { // the device's own link has brought the rest
 		f := m.cache.Lookup(src.id)
 		f.viewsMu.Lock()
 		defer f.viewsMu.Unlock()

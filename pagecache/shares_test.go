@@ -13,8 +13,8 @@ import (
 
 func userShare(part float64) machineOption { return func(o *Options, _ *int64) { o.UserShare = part } }
 
-// TestNoUserMapsMoreThanAShare: memory that a user's programs share counts once, who has no limit may map all, and
-// everything is given back.
+// TestNoUserMapsMoreThanAShare: memory that a user's programs share counts once, a user without a limit may map
+// everything, and all memory is given back.
 func TestNoUserMapsMoreThanAShare(t *testing.T) {
 	m := newMachine(t, 1, memory(4*emulated.Granularity), userShare(0.5))
 	mapAs := func(src *source, user uint32, limited bool) (*Mapping, error) {
@@ -33,14 +33,14 @@ func TestNoUserMapsMoreThanAShare(t *testing.T) {
 	_, err = mapAs(files[2], 7, true)
 	require.ErrorIs(t, err, syscall.ENOMEM)
 	require.ErrorContains(t, err, "user 7 maps 4.0 MiB of device 0 already, and no user may map more than 4.0 MiB of its 8.0 MiB")
-	require.Len(t, m.cache.Status().Files, 2, "nothing was evicted or allocated for what is refused")
+	require.Len(t, m.cache.Status().Files, 2, "nothing was evicted or allocated for a refused request")
 
 	other, err := mapAs(files[1], 8, true)
-	require.NoError(t, err, "what others map too counts for each")
+	require.NoError(t, err, "memory that several users map counts for each")
 	third, err := mapAs(files[2], 8, true)
 	require.NoError(t, err)
 	_, err = mapAs(files[0], 8, true)
-	require.ErrorIs(t, err, syscall.ENOMEM, "also where the memory is there")
+	require.ErrorIs(t, err, syscall.ENOMEM, "even though the memory is there")
 	all := []*Mapping{one, again, two, other, third}
 	for _, src := range files {
 		free, err := mapAs(src, 0, false)

@@ -15,7 +15,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/residency"
 )
 
-// Users of the tests, none of whom gets at everything.
+// Users of the tests. None of them is trusted.
 const alice, bob, carol = 1001, 1002, 1003
 
 // as maps a file of exposedPages pages for a user.
@@ -25,7 +25,7 @@ func (m *machine) as(user uint32, src *source, writable bool) *program {
 	return m.attach(m.mapping(src, MapRequest{Len: size, Writable: writable, User: user}), 0, size, writable)
 }
 
-// shared is a file of alice's that everybody may change.
+// shared makes a file of alice's that everybody may change.
 func shared(t *testing.T) (*machine, *source) {
 	m, src := exposed(t)
 	src.home.rights = Rights{UID: alice, GID: alice, Mode: 0o666}
@@ -36,8 +36,8 @@ func (m *machine) used() int64 { return m.cache.Status().Devices[0].UsedBytes }
 
 const extentBytes = exposedPages * page.Size
 
-// TestUsersShareMemory: who has the rights shares, whoever he is, while somebody maps the file; and a user shares with
-// himself.
+// TestUsersShareMemory: any user with the rights shares the memory while it is mapped. A user always shares with
+// itself.
 func TestUsersShareMemory(t *testing.T) {
 	m, src := shared(t)
 	a := m.as(alice, src, true)
@@ -52,8 +52,8 @@ func TestUsersShareMemory(t *testing.T) {
 	require.EqualValues(t, extentBytes, m.used(), "nobody lost a right")
 }
 
-// TestMappingAgain: the next process of a user finds the memory as it was, and so does another user once the first one
-// gave it back.
+// TestMappingAgain: the next process of a user finds the memory as it was. So does another user, once the first one
+// gave the memory back.
 func TestMappingAgain(t *testing.T) {
 	m, src := shared(t)
 	m.keep(src)
@@ -65,7 +65,7 @@ func TestMappingAgain(t *testing.T) {
 	again.unmap()
 }
 
-// TestMemoryThatWasGivenBackIsShared needs a device that knows.
+// TestMemoryThatWasGivenBackIsShared needs a device that can tell.
 func TestMemoryThatWasGivenBackIsShared(t *testing.T) {
 	m, src := shared(t)
 	m.keep(src)
@@ -75,8 +75,8 @@ func TestMemoryThatWasGivenBackIsShared(t *testing.T) {
 	require.Equal(t, before, m.cache.counters.FilledPages.Load())
 }
 
-// TestKeptMemoryAfterUnmap: who keeps memory that he unmapped sees nothing new there, and what he stores is seen by
-// nobody. It counts as used until he gives it back.
+// TestKeptMemoryAfterUnmap: a user who keeps memory after unmapping sees nothing new there, and nobody sees the user's
+// stores. The memory counts as used until it is given back.
 func TestKeptMemoryAfterUnmap(t *testing.T) {
 	m, src := shared(t)
 	m.keep(src)
@@ -97,7 +97,7 @@ func TestKeptMemoryAfterUnmap(t *testing.T) {
 	require.Equal(t, used+extentBytes, m.used())
 }
 
-// TestKeptMemoryIsOfTheBudget: clients cannot have more of the device than its budget by unmapping.
+// TestKeptMemoryIsOfTheBudget: clients cannot exceed the device's budget by unmapping.
 func TestKeptMemoryIsOfTheBudget(t *testing.T) {
 	testdevice.Emulated(t, "nobody can tell who kept a GPU's memory")
 	m := newMachine(t, 1, memory(4*extentBytes))
@@ -117,8 +117,8 @@ func TestKeptMemoryIsOfTheBudget(t *testing.T) {
 	require.True(t, bytes.Equal(src.home.data, p.all()))
 }
 
-// TestRightsTakenAway: who had memory before somebody lost rights finds nothing of what comes later, even while he maps
-// it.
+// TestRightsTakenAway: a user who had memory before somebody lost rights finds no later bytes in it, even while it is
+// mapped.
 func TestRightsTakenAway(t *testing.T) {
 	for name, take := range map[string]func(r *Rights){
 		"mode":  func(r *Rights) { r.Mode = 0o600 },
@@ -137,7 +137,7 @@ func TestRightsTakenAway(t *testing.T) {
 				b.release()
 			}
 			src.chmod(take)
-			require.Equal(t, byte('b'), src.home.bytes(3*page.Size, 1)[0], "%s: what was released is home", name)
+			require.Equal(t, byte('b'), src.home.bytes(3*page.Size, 1)[0], "%s: released bytes are home", name)
 			b.store(4*page.Size, 'b')
 			a := m.as(alice, src, true)
 			a.store(0, 'A')
@@ -149,7 +149,7 @@ func TestRightsTakenAway(t *testing.T) {
 			require.EqualValues(t, 1, a.release())
 			require.Equal(t, byte('s'), src.read(t, 4*page.Size, 1)[0], name)
 			require.Equal(t, "Aecret! ", string(src.read(t, 0, 8)), name)
-			// Programs of one user, and root, go on with what was given after that.
+			// Programs of one user, and root, go on with the memory that was given after that.
 			used := m.used()
 			m.as(alice, src, true)
 			m.as(0, src, false)
@@ -158,7 +158,7 @@ func TestRightsTakenAway(t *testing.T) {
 	}
 }
 
-// TestTwoMemoriesOfOneDevice: memories of one device are coherent as two devices are.
+// TestTwoMemoriesOfOneDevice: two memories on one device are coherent, like two devices.
 func TestTwoMemoriesOfOneDevice(t *testing.T) {
 	m, src := shared(t)
 	b := m.as(bob, src, true)
@@ -182,8 +182,8 @@ func TestTwoMemoriesOfOneDevice(t *testing.T) {
 	m.devices[0].Lose()
 }
 
-// TestReadersWhoCanStore: on a device that cannot keep readers from storing, readers who may not change the file have
-// memory of their own, each user one.
+// TestReadersWhoCanStore: if a device cannot keep readers from storing, readers who may not change the file have
+// separate memory, one for each user.
 func TestReadersWhoCanStore(t *testing.T) {
 	for _, trust := range []bool{false, true} {
 		m := newMachine(t, 0, func(o *Options, _ *int64) { o.TrustUsers = trust })
@@ -207,10 +207,10 @@ func TestReadersWhoCanStore(t *testing.T) {
 		}
 		m.as(carol, reader, false)
 		require.EqualValues(t, 3*extentBytes, m.used())
-		// What the memory is given as, bob maps for writing.
+		// Bob maps for writing the memory that he was given for reading.
 		intruder := m.attach(b.Mapping, 0, extentBytes, true)
 		intruder.store(5, 'x')
-		require.Equal(t, byte('x'), again.byteAt(5), "he shares with himself")
+		require.Equal(t, byte('x'), again.byteAt(5), "bob shares with himself")
 		for _, p := range []*program{a, root, hers} {
 			require.Zero(t, p.byteAt(5))
 		}
@@ -219,12 +219,12 @@ func TestReadersWhoCanStore(t *testing.T) {
 		require.Equal(t, "\x00\x00\x00\x00A", string(src.read(t, 5, 5)))
 		again.acquire()
 		require.Equal(t, byte('A'), again.byteAt(9))
-		require.Zero(t, again.byteAt(5), "what he stored is gone")
+		require.Zero(t, again.byteAt(5), "bob's store is gone")
 	}
 }
 
-// TestWhoWasGivenNothingKeepsNoMemoryShared: alice keeps memory that she unmapped, while carol's mapping has it and she
-// was not given it yet. Bob must not share it.
+// TestWhoWasGivenNothingKeepsNoMemoryShared: alice keeps memory that she unmapped, while carol's mapping includes it
+// but carol was not given it yet. Bob must not share it.
 func TestWhoWasGivenNothingKeepsNoMemoryShared(t *testing.T) {
 	m, src := shared(t)
 	m.keep(src)

@@ -14,7 +14,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/testdevice"
 )
 
-// descriptors returns how many this process has.
+// descriptors returns the number of this process's descriptors.
 func descriptors(t *testing.T) int {
 	t.Helper()
 	list, err := os.ReadDir("/proc/self/fd")
@@ -22,8 +22,8 @@ func descriptors(t *testing.T) int {
 	return len(list)
 }
 
-// TestManyUsersMap: several users map more files than there is memory for, at once, on two devices, one of which is
-// lost. Nobody gets more than there is, every byte is right, and neither memory nor descriptors are left.
+// TestManyUsersMap: several users concurrently map more files than there is memory for, on two devices, one of which is
+// lost. Nobody gets more than there is, every byte is right, and neither memory nor descriptors leak.
 func TestManyUsersMap(t *testing.T) {
 	testdevice.Emulated(t, "programs look at memory by its descriptor")
 	const files, room, users = 6, 4, 4

@@ -10,7 +10,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// timedHome is a home with times. Writes set them, and somebody may do so right after.
+// timedHome is a home with times. Writes set them, and a writer in SOURCE may do so right after.
 type timedHome struct {
 	*memoryHome
 	mtime, ctime time.Time
@@ -39,7 +39,7 @@ func (h *timedHome) SetModified(mtime time.Time) error {
 	return nil
 }
 
-// TestTimesOfOthersStay has somebody set mtime in SOURCE while released bytes are written home.
+// TestTimesOfOthersStay sets mtime in SOURCE while released bytes are written home.
 func TestTimesOfOthersStay(t *testing.T) {
 	start := time.Unix(1e9, 0)
 	for name, set := range map[string]time.Time{"nobody": {}, "past": start.Add(-time.Hour),
@@ -72,8 +72,8 @@ func TestTimesOfOthersStay(t *testing.T) {
 	}
 }
 
-// TestTimesOfChangesInSourceStay has somebody change the file in SOURCE while released bytes are written home. Neither
-// mtime nor the ctime that programs are shown is from before.
+// TestTimesOfChangesInSourceStay changes the file in SOURCE while released bytes are written home. Neither mtime nor
+// the ctime that programs are shown is from before the change.
 func TestTimesOfChangesInSourceStay(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.file(3 * page.Size)

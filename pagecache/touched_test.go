@@ -10,7 +10,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// A write of released bytes that fails halfway leaves times and bytes of its own in the backing file.
+// A write of released bytes that fails halfway changes times and bytes of the backing file.
 func TestFailedCollectIsNotADirectChange(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.file(page.Size)
@@ -28,8 +28,8 @@ func TestFailedCollectIsNotADirectChange(t *testing.T) {
 	require.Equal(t, byte(1), src.home.bytes(0, 1)[0])
 }
 
-// Somebody changes the backing file directly while released bytes are not home yet. They are still to be seen by
-// everyone, and to be brought home by fsync.
+// The backing file is changed directly while released bytes are not home yet. Everybody must still see them, and fsync
+// must bring them home.
 func TestReleasedBytesSurviveADirectChange(t *testing.T) {
 	m := newMachine(t, 2)
 	src := m.file(2 * page.Size)

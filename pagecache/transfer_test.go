@@ -19,7 +19,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
-// noisyFile is a file whose pages all differ, and whose last page is not full.
+// noisyFile makes a file whose pages all differ, and whose last page is not full.
 func (m *machine) noisyFile(size int) *source {
 	src := m.file(size)
 	rnd := rand.New(rand.NewPCG(uint64(size), 7))
@@ -29,7 +29,7 @@ func (m *machine) noisyFile(size int) *source {
 	return src
 }
 
-// cachedHome is a home of which a part is in the host's page cache.
+// cachedHome is a home with its beginning in the host's page cache.
 type cachedHome struct {
 	*memoryHome
 	cached int64 // bytes from the start
@@ -50,7 +50,8 @@ type cachedSource struct {
 
 func (s *cachedSource) OpenHome(bool) (Home, error) { return s.home, nil }
 
-// TestFillOfManyPieces fills more than the pipeline has buffers for, of a file that is partly in the host's page cache.
+// TestFillOfManyPieces fills more pieces than the pipeline has buffers for, from a file that is partly in the host's
+// page cache.
 func TestFillOfManyPieces(t *testing.T) {
 	const size = 40*mover.PieceBytes - 100
 	m := newMachine(t, 1, memory(128<<20))
@@ -63,21 +64,21 @@ func TestFillOfManyPieces(t *testing.T) {
 	require.True(t, bytes.Equal(src.home.data, p.load(0, size)))
 	require.Equal(t, make([]byte, 100), p.load(size, size+100), "past end of file")
 	require.EqualValues(t, 40*mover.PieceBytes/page.Size, m.cache.counters.FilledPages.Load())
-	require.Zero(t, p.release(), "what was agreed on is what was filled")
+	require.Zero(t, p.release(), "the filled bytes are the agreed bytes")
 	close(src.home.asked)
 	asked := 0
 	for rg := range src.home.asked {
-		require.GreaterOrEqual(t, rg.End.Offset(), src.home.cached, "nothing is asked for that is there")
+		require.GreaterOrEqual(t, rg.End.Offset(), src.home.cached, "cached bytes are not asked for")
 		asked++
 	}
 	require.Greater(t, asked, 0)
 }
 
-// TestScatteredAcquires has the CPU write single pages all over a file that devices map: one for writing, one for
+// TestScatteredAcquires: the CPU writes single pages all over a file that devices map: one for writing, one for
 // reading, one lazily.
 func TestScatteredAcquires(t *testing.T) { scatteredAcquires(t) }
 
-// TestScatteredAcquiresByMany is the same with a dozen readers for each acquire.
+// TestScatteredAcquiresByMany is the same test with a dozen readers for each acquire.
 func TestScatteredAcquiresByMany(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(16))
 	scatteredAcquires(t)
@@ -103,7 +104,7 @@ func scatteredAcquires(t *testing.T) {
 				stored[at] = writer.byteAt(at)
 			}
 		}
-		require.EqualValues(t, len(written), reader.acquire(), "the pages that are stale, and no others")
+		require.EqualValues(t, len(written), reader.acquire(), "the stale pages, and no others")
 		require.EqualValues(t, len(written), writer.acquire())
 		require.True(t, bytes.Equal(src.home.data, reader.all()))
 		for at, b := range stored {
@@ -119,7 +120,7 @@ func scatteredAcquires(t *testing.T) {
 	}
 }
 
-// TestAcquireInHolds: an acquire that has no time comes forward by a piece at a time, and all the way.
+// TestAcquireInHolds: an acquire that may hold the lock only briefly gets ahead one piece at a time, and finishes.
 func TestAcquireInHolds(t *testing.T) {
 	const size = 8 * mover.PieceBytes
 	m := newMachine(t, 1)
@@ -145,8 +146,8 @@ func TestAcquireInHolds(t *testing.T) {
 	require.Zero(t, p.release())
 }
 
-// TestFailedFill: a copy to the device fails, or the caller gives up, in the middle. What was brought stays, and the
-// rest comes with the next acquire.
+// TestFailedFill: a copy to the device fails, or the caller gives up, in the middle. Pages that arrived stay, and the
+// next acquire brings the rest.
 func TestFailedFill(t *testing.T) {
 	const size = 24 * mover.PieceBytes
 	m := newMachine(t, 1)
@@ -170,14 +171,14 @@ func TestFailedFill(t *testing.T) {
 
 	m.devices[0].Fail(faulty.HostBuffer, 3, planned)
 	_, err = p.Acquire(t.Context(), 0, size, false)
-	if err != nil { // but for those pieces there may be none left to bring
+	if err != nil { // those pieces may have been the last ones
 		require.ErrorIs(t, err, planned)
 	}
 	p.acquire()
 	require.True(t, bytes.Equal(src.home.data, p.all()))
 }
 
-// TestFailedScatteredAcquire: a patch that failed is repeated, and a byte of home is never taken for the device's.
+// TestFailedScatteredAcquire: a failed patch is repeated, and a byte of home is never taken for the device's.
 func TestFailedScatteredAcquire(t *testing.T) {
 	const pages = 2000
 	m := newMachine(t, 1)
@@ -189,7 +190,7 @@ func TestFailedScatteredAcquire(t *testing.T) {
 	planned := errors.New("planned")
 	m.devices[0].Fail(faulty.Patch, 2, planned)
 	_, err := p.Acquire(t.Context(), 0, pages*page.Size, false)
-	if err != nil { // unless one call sufficed
+	if err != nil { // unless one call was enough
 		require.ErrorIs(t, err, planned)
 	}
 	p.acquire()
@@ -197,8 +198,8 @@ func TestFailedScatteredAcquire(t *testing.T) {
 	require.Zero(t, p.release())
 }
 
-// TestPartOfACollectFails: home takes some of the scattered pages of a release and not the others. These are kept, and
-// brought home later.
+// TestPartOfACollectFails: home takes some of the scattered pages of a release and refuses others. The refused pages
+// are kept, and brought home later.
 func TestPartOfACollectFails(t *testing.T) {
 	const pages = 1000
 	m := newMachine(t, 2)
@@ -215,7 +216,7 @@ func TestPartOfACollectFails(t *testing.T) {
 	q.release()
 	src.home.failFrom(500*page.Size, syscall.ENOSPC)
 	require.ErrorIs(t, src.attached.Sync(context.Background(), func() error { return nil }), syscall.ENOSPC)
-	require.Equal(t, byte(1), src.home.bytes(0, 1)[0], "what could be written was")
+	require.Equal(t, byte(1), src.home.bytes(0, 1)[0], "the pages that home took are home")
 	require.Zero(t, src.home.bytes(900*page.Size, 1)[0])
 	require.True(t, bytes.Equal(want[900*page.Size:901*page.Size], src.read(t, 900*page.Size, page.Size)),
 		"and the rest is seen")
@@ -229,8 +230,8 @@ func TestPartOfACollectFails(t *testing.T) {
 	require.Zero(t, p.release())
 }
 
-// TestScanBesideAgreements: while a release looks for modified pages, the digests of some change: one page is collected
-// and stored into again, another is brought up to date.
+// TestScanBesideAgreements: while a release looks for modified pages, some digests change: one page is collected and
+// stored into again, another one is brought up to date.
 func TestScanBesideAgreements(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(8 * page.Size)
@@ -246,8 +247,8 @@ func TestScanBesideAgreements(t *testing.T) {
 	src.write(t, page.Size, []byte{src.home.data[page.Size] + 1})
 	x := p.h.sorted()[0]
 	before := x.agreed
-	require.EqualValues(t, 1, p.acquire(), "patched under the scan")
-	require.NotSame(t, before, x.agreed, "what the scan reads stays as it is")
+	require.EqualValues(t, 1, p.acquire(), "patched during the scan")
+	require.NotSame(t, before, x.agreed, "the digests that the scan reads stay the same")
 	_ = src.read(t, 0, 1) // collects page 0, with the byte stored since
 	gate.Open()
 	require.EqualValues(t, 1, <-released, "page 7; page 0 went home whole, page 1 is home's")
@@ -290,7 +291,7 @@ func TestRangeArithmetic(t *testing.T) {
 	}
 }
 
-// TestBefore cuts ranges at each page, and takes no memory for it.
+// TestBefore cuts ranges at each page, without allocating.
 func TestBefore(t *testing.T) {
 	ranges := []page.Range{{Start: 1, End: 3}, {Start: 5, End: 6}, {Start: 8, End: 12}}
 	for end := range page.Index(14) {
@@ -301,7 +302,7 @@ func TestBefore(t *testing.T) {
 	}
 }
 
-// writingHome is a home that says what it was told to begin to write.
+// writingHome is a home that reports the ranges whose write-back it was told to begin.
 type writingHome struct {
 	*memoryHome
 	begun chan page.Range
@@ -316,8 +317,8 @@ type writingSource struct {
 
 func (s *writingSource) OpenHome(bool) (Home, error) { return s.home, nil }
 
-// TestDiskWritesWhileSyncCollects looks at what the disk is told while released pages come home: nothing, unless they
-// are to be durable.
+// TestDiskWritesWhileSyncCollects checks what the disk is told while released pages come home: nothing, unless they
+// must be durable.
 func TestDiskWritesWhileSyncCollects(t *testing.T) {
 	const pages = holdCollect + 10
 	m := newMachine(t, 1, memory(128<<20))
@@ -337,7 +338,7 @@ func TestDiskWritesWhileSyncCollects(t *testing.T) {
 	require.Empty(t, src.home.begun)
 	stored(2)
 	require.NoError(t, mp.f.Sync(context.Background(), func() error {
-		require.EqualValues(t, 2, src.home.data[(pages-1)*page.Size], "home has what was released")
+		require.EqualValues(t, 2, src.home.data[(pages-1)*page.Size], "home has the released bytes")
 		return nil
 	}))
 	close(src.home.begun)
@@ -349,8 +350,8 @@ func TestDiskWritesWhileSyncCollects(t *testing.T) {
 	require.Greater(t, parts, 1, "the disk waits for the last page")
 }
 
-// TestPieces cuts updates: all pages once, in order, in pieces that are no larger than allowed, and smaller where there
-// is little, so that every reader has some.
+// TestPieces cuts updates into pieces. The pieces have all pages once, in order. None is larger than allowed, and they
+// are smaller if there is little to read, so that every reader has some.
 func TestPieces(t *testing.T) {
 	run := func(start, n page.Index) lrc.Update {
 		return lrc.Update{Range: page.Range{Start: start, End: start + n}}
@@ -392,7 +393,7 @@ func TestPieces(t *testing.T) {
 	}
 }
 
-// TestPatchOfTheSameBytes: what the CPU wrote was there before, so the device has nothing to store.
+// TestPatchOfTheSameBytes: the CPU wrote the bytes that were there before, so the device has nothing to patch.
 func TestPatchOfTheSameBytes(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(4 * page.Size)
@@ -405,11 +406,11 @@ func TestPatchOfTheSameBytes(t *testing.T) {
 	require.True(t, bytes.Equal(p.all(), src.read(t, 0, 4*page.Size)))
 }
 
-// TestReadsOfReleasedPages reads a file that a device wrote: from the start to the end, which takes ever larger runs
-// from the device, and here and there, which does not.
+// TestReadsOfReleasedPages reads a file that a device wrote. Reading from the start to the end takes ever larger runs
+// from the device; reading here and there does not.
 func TestReadsOfReleasedPages(t *testing.T) {
 	const pages, request = 16384, 32
-	m := newMachine(t, 1, memory(128<<20), readsFrom(DeviceReadsOff)) // all of it comes home
+	m := newMachine(t, 1, memory(128<<20), readsFrom(DeviceReadsOff)) // everything comes home
 	src := m.file(pages * page.Size)
 	p := m.run(src, 0, 0, pages*page.Size, true)
 	f := m.cache.Lookup(src.id)
@@ -421,7 +422,7 @@ func TestReadsOfReleasedPages(t *testing.T) {
 		}
 		require.EqualValues(t, pages, p.release())
 	}
-	// read returns how many pages came home for the request.
+	// read returns the number of pages that came home for the request.
 	read := func(at int) int64 {
 		before := f.counters.CollectedPages.Load()
 		buf := make([]byte, request*page.Size)
@@ -446,7 +447,7 @@ func TestReadsOfReleasedPages(t *testing.T) {
 
 	write()
 	rnd := rand.New(rand.NewPCG(5, 6))
-	for range 50 { // two of them may look like a stream
+	for range 50 { // two of these may look like a stream
 		require.LessOrEqual(t, read(rnd.IntN(pages/request)*request), int64(2*collectingReadPages))
 	}
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/view"
 )
 
-// BenchmarkUpdate stores into one page in four of a file in a group, and has a view on the same device take that: what
-// it costs for each page besides the device's work. What was released comes home between the rounds.
+// BenchmarkUpdate stores into one page in four of a file in a group, and acquires a view of it on the same device. It
+// measures the cost for each page without the device's work. Released bytes come home between the rounds.
 func BenchmarkUpdate(b *testing.B) {
 	for _, what := range []string{"release", "acquire"} {
 		b.Run(what, func(b *testing.B) {

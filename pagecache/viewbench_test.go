@@ -44,8 +44,8 @@ type fileSource struct {
 
 func (s fileSource) OpenHome(bool) (Home, error) { return s.home, nil }
 
-// BenchmarkView fills views of a file that the host's page cache has: all of it in one segment, in segments of 40 MiB
-// that begin anywhere, a quarter of it in rows, and all of it in rows of four ranks at once.
+// BenchmarkView fills views of a file that is in the host's page cache: all of it in one segment, in segments of 40 MiB
+// that begin anywhere, a quarter of it in rows, and all of it in the rows of four ranks at once.
 func BenchmarkView(b *testing.B) {
 	const size = 256 << 20
 	dir := b.TempDir()
@@ -96,7 +96,7 @@ func BenchmarkView(b *testing.B) {
 				var group sync.WaitGroup
 				for _, v := range views {
 					v.v.parts[0].state.Mark(page.From(0).Pages())
-					v.files()[0].expectViews(1) // as where they are mapped
+					v.files()[0].expectViews(1) // as MapView does
 				}
 				for _, v := range views {
 					group.Go(func() {

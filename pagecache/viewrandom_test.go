@@ -15,8 +15,8 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/view"
 )
 
-// TestRandomViews has programs write, release, truncate, map and unmap beside views of random segments. Each acquire
-// must bring what was released or written before.
+// TestRandomViews: programs write, release, truncate, map and unmap while views of random segments are acquired. Each
+// acquire must bring everything released or written before it.
 func TestRandomViews(t *testing.T) {
 	for seed := range uint64(60) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) { randomViews(t, seed) })
@@ -70,7 +70,7 @@ func randomViews(t *testing.T, seed uint64) {
 			src.truncate(t, size/4+rnd.Int64N(size/2))
 		case op == 7:
 			if src.disk != nil {
-				_, err := src.disk.ReadAt(make([]byte, 1), 0) // what is changed is in the host's page cache
+				_, err := src.disk.ReadAt(make([]byte, 1), 0) // the changed bytes are in the host's page cache
 				require.NoError(t, err)
 			}
 			src.home.editAt(rnd.IntN(100), []byte{byte(rnd.Uint32())})
@@ -96,14 +96,14 @@ func randomViews(t *testing.T, seed uint64) {
 	}
 }
 
-// TestViewsAndWritersAtOnce: an acquire brings what was written before it began, while others write and acquire.
+// TestViewsAndWritersAtOnce: an acquire brings the bytes written before it began, while others write and acquire.
 func TestViewsAndWritersAtOnce(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(64 * page.Size)
 	req := ViewRequest{Segments: []view.Segment{{Offset: 1, Length: 100, Stride: 4096, Count: 64}}}
 	var readers [3]*viewer
 	for k := range readers {
-		req.Alignment = 64 << k // each a view of its own: who reads one while it is brought up to date sees both
+		req.Alignment = 64 << k // a view each: during an update a view has old and new bytes
 		readers[k] = m.view(req, src)
 	}
 	var last [4]atomic.Int64
@@ -136,7 +136,7 @@ func TestViewsAndWritersAtOnce(t *testing.T) {
 					}
 					at := (w*16 + int(n)%16) * 100
 					if all[at] != byte(n) && all[at] != byte(n+16) && all[at] < byte(n) {
-						t.Errorf("writer %d wrote %d, and the view has %d", w, n, all[at])
+						t.Errorf("writer %d wrote %d, but the view has %d", w, n, all[at])
 						return
 					}
 				}

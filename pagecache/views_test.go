@@ -24,7 +24,7 @@ type viewer struct {
 	sources []*source
 }
 
-// bytesOf is a segment of one row.
+// bytesOf returns a segment of one row.
 func bytesOf(off, n int64) view.Segment { return view.Segment{Offset: off, Length: n, Count: 1} }
 
 func (m *machine) tryView(req ViewRequest, sources ...*source) (*viewer, error) {
@@ -49,7 +49,7 @@ func (m *machine) view(req ViewRequest, sources ...*source) *viewer {
 	return v
 }
 
-// all returns the view's bytes as the device has them.
+// all returns the view's bytes on the device.
 func (v *viewer) all() []byte {
 	v.m.t.Helper()
 	b := make([]byte, v.Size())
@@ -68,7 +68,7 @@ func (v *viewer) all() []byte {
 	return b
 }
 
-// want returns what the view should have, from what homes and devices have.
+// want returns the bytes that the view should have, computed from homes and devices.
 func (v *viewer) want() []byte {
 	b, at := make([]byte, v.Size()), int64(0)
 	files := make([][]byte, len(v.sources))
@@ -86,8 +86,8 @@ func (v *viewer) want() []byte {
 	return b
 }
 
-// released returns what the file has: what home has, and what devices released and home does not have yet. No page is
-// pending of two.
+// released returns the file's bytes: home's, with the released bytes of devices that home does not have yet. No page is
+// pending of two devices.
 func (s *source) released(m *machine) []byte {
 	m.t.Helper()
 	s.home.mu.Lock()
@@ -193,7 +193,7 @@ func TestViewIsCoherent(t *testing.T) {
 	v.check()
 }
 
-// TestPartOfAView: an acquire brings what it was asked for.
+// TestPartOfAView: an acquire brings the range that it was asked for.
 func TestPartOfAView(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(1 << 20)
@@ -221,8 +221,8 @@ func TestPartOfAView(t *testing.T) {
 	require.ErrorIs(t, err, syscall.EINVAL)
 }
 
-// TestViewIsShared: programs of one user share a view of the same segments, also one that nobody maps any more. Others
-// have their own.
+// TestViewIsShared: programs of one user share a view of the same segments, even one that nobody maps any more. Other
+// users have their own.
 func TestViewIsShared(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(1 << 20)
@@ -249,8 +249,8 @@ func TestViewIsShared(t *testing.T) {
 	require.Len(t, m.cache.Status().Files[0].Views, 3)
 }
 
-// TestViewAfterRightsWereTaken: memory that was given away gets no more bytes once rights were taken away and nobody
-// maps it.
+// TestViewAfterRightsWereTaken: memory that was given to a program gets no more bytes once rights were taken away and
+// nobody maps it.
 func TestViewAfterRightsWereTaken(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(1 << 20)
@@ -265,10 +265,10 @@ func TestViewAfterRightsWereTaken(t *testing.T) {
 	v.unmap()
 	later.unmap()
 	src.chmod(func(r *Rights) { r.Mode = 0o400 })
-	require.Empty(t, m.cache.Status().Files, "what nobody maps goes when rights are taken away")
+	require.Empty(t, m.cache.Status().Files, "unmapped views go when rights are taken away")
 }
 
-// TestViewMakesRoom: a view that nobody maps gives its memory to others, and is filled again.
+// TestViewMakesRoom: an unmapped view gives its memory to others, and is filled again.
 func TestViewMakesRoom(t *testing.T) {
 	m := newMachine(t, 1, memory(8<<20))
 	src := m.noisyFile(6 << 20)
@@ -315,7 +315,7 @@ func TestViewRefuses(t *testing.T) {
 	require.Empty(t, m.cache.viewsByKey)
 }
 
-// TestViewsTakeNoMoreHostMemoryThanThereIs: the lists of segments count, and who asks for too many is told.
+// TestViewsTakeNoMoreHostMemoryThanThereIs: the lists of segments count, and a request for too many fails.
 func TestViewsTakeNoMoreHostMemoryThanThereIs(t *testing.T) {
 	m := newMachine(t, 1, hostMemory(4<<20))
 	src := m.noisyFile(100)
@@ -329,7 +329,7 @@ func TestViewsTakeNoMoreHostMemoryThanThereIs(t *testing.T) {
 	require.Empty(t, m.cache.viewsByKey)
 }
 
-// TestViewAfterAFault: what could not be read, or copied, is brought by the next acquire.
+// TestViewAfterAFault: the next acquire brings the bytes that could not be read or copied.
 func TestViewAfterAFault(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(1 << 20)
@@ -348,7 +348,7 @@ func TestViewAfterAFault(t *testing.T) {
 	v.check()
 }
 
-// TestViewOfALostDevice: the client is told, and everything can be closed.
+// TestViewOfALostDevice: the client gets an error, and everything can be closed.
 func TestViewOfALostDevice(t *testing.T) {
 	m := newMachine(t, 2)
 	src := m.noisyFile(1 << 20)
@@ -367,7 +367,7 @@ func TestViewOfALostDevice(t *testing.T) {
 	m.view(req, src).check()
 }
 
-// TestViewOfARemovedFile: mappings stay, and what nobody maps goes.
+// TestViewOfARemovedFile: mappings stay, and unmapped views go.
 func TestViewOfARemovedFile(t *testing.T) {
 	m := newMachine(t, 1)
 	a, b := m.noisyFile(1<<20), m.noisyFile(1<<20)
@@ -385,13 +385,13 @@ func TestViewOfARemovedFile(t *testing.T) {
 		time.Millisecond)
 }
 
-// fromHome returns the pages that came from homes.
+// fromHome returns the number of pages that came from homes.
 func (m *machine) fromHome() int64 {
 	c := &m.cache.counters
 	return c.CachedPages.Load() + c.DirectPages.Load() + c.BufferedPages.Load()
 }
 
-// TestViewsCopyFromEachOther: what one device has does not come from home again, also not where a mapping has it.
+// TestViewsCopyFromEachOther: pages on one device do not come from home again, even if only a mapping has them.
 func TestViewsCopyFromEachOther(t *testing.T) {
 	m := newMachine(t, 3)
 	src := m.noisyFile(4 << 20)
@@ -404,11 +404,11 @@ func TestViewsCopyFromEachOther(t *testing.T) {
 	v.check()
 	require.Equal(t, before, m.fromHome())
 	src.write(t, 1<<20, make([]byte, 1<<20))
-	v.acquire() // from home, where the first one is stale
+	v.acquire() // from home, because the first view is stale there
 	v.check()
 	require.Equal(t, before+256, m.fromHome())
 
-	// Another user's view has other memory, and bytes of it are not trusted.
+	// Another user's view has other memory, and its bytes are not trusted.
 	req.User, req.Device = alice, 2
 	m.view(req, src).check()
 	require.Equal(t, 2*before+256, m.fromHome())
@@ -417,15 +417,15 @@ func TestViewsCopyFromEachOther(t *testing.T) {
 	before = m.fromHome()
 	m.view(ViewRequest{Device: 2, Segments: []view.Segment{bytesOf(77, 2<<20)}}, src).check()
 	m.view(ViewRequest{Device: 0, Segments: []view.Segment{bytesOf(78, 2<<20)}}, src).check()
-	require.Equal(t, before, m.fromHome(), "from where a mapping has it")
+	require.Equal(t, before, m.fromHome(), "from the extents of a mapping")
 	w := m.run(src, 2, 0, 4<<20, true)
 	m.view(ViewRequest{Device: 2, Segments: []view.Segment{bytesOf(79, 2<<20)}}, src).check()
-	require.Greater(t, m.fromHome(), before, "programs may have stored there what they did not release")
+	require.Greater(t, m.fromHome(), before, "programs may have unreleased stores there")
 	w.store(200, 'u')
 	m.view(ViewRequest{Device: 2, Segments: []view.Segment{bytesOf(80, 2<<20)}}, src).check()
 }
 
-// TestViewsThatAreFilledAtOnce: one device is filled from home, and others follow it, page by page.
+// TestViewsThatAreFilledAtOnce: one device is filled from home, and the others follow it, page by page.
 func TestViewsThatAreFilledAtOnce(t *testing.T) {
 	for name, fails := range map[string]bool{"and all goes well": false, "and the first one fails": true} {
 		t.Run(name, func(t *testing.T) {
@@ -446,10 +446,10 @@ func TestViewsThatAreFilledAtOnce(t *testing.T) {
 				group.Go(func() { views[i], errs[i] = m.tryView(req, src) })
 			}
 			begin(0)
-			<-gate.Arrived() // the pages of the first one are coming
+			<-gate.Arrived() // the pages of the first view are coming
 			begin(1)
 			begin(2)
-			require.Eventually(t, func() bool { // both wait for it
+			require.Eventually(t, func() bool { // both wait for the first view
 				f := m.cache.Lookup(src.id)
 				f.mu.Lock()
 				defer f.mu.Unlock()

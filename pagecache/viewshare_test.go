@@ -19,14 +19,14 @@ import (
 
 const ranks = 4
 
-// shardOf is what rank r of ranks has of each row of 16 KiB of a file.
+// shardOf returns rank r's part of each row of 16 KiB of a file.
 func shardOf(r int, size int64) view.Segment {
 	const row = 4 << 10
 	return view.Segment{Offset: 140 + int64(r)*row, Length: row, Stride: ranks * row,
 		Count: (size - 140) / (ranks * row)}
 }
 
-// shards makes the views of all ranks at once, each on its device.
+// shards makes the views of all ranks at once, each on its own device.
 type shards struct {
 	m     *machine
 	src   *source
@@ -46,7 +46,7 @@ func (s *shards) begin(ctx context.Context, r int) {
 	})
 }
 
-// expected waits until so many views are about to read, and sharing until so many read.
+// expected waits until so many views are about to read; sharing waits until so many are reading.
 func (s *shards) expected(n int) {
 	s.await(func(f *File) bool { return f.expected == n })
 }
@@ -81,7 +81,7 @@ func newShards(t *testing.T, size int) *shards {
 	return &shards{m: m, src: m.noisyFile(size)}
 }
 
-// check compares the views with home, but for those that failed.
+// check compares the views with home, except those that failed.
 func (s *shards) check() {
 	s.m.t.Helper()
 	for _, v := range s.views {
@@ -91,8 +91,8 @@ func (s *shards) check() {
 	}
 }
 
-// TestShardsReadTheFileOnce: views of all ranks, made at once, read the file once and not each of them, from memory and
-// from the disk.
+// TestShardsReadTheFileOnce: views of all ranks, made at once, read the file only once in all, from memory and from the
+// disk.
 func TestShardsReadTheFileOnce(t *testing.T) {
 	for name, cold := range map[string]bool{"cached": false, "on the disk": true} {
 		t.Run(name, func(t *testing.T) {
@@ -115,15 +115,16 @@ func TestShardsReadTheFileOnce(t *testing.T) {
 			all := page.Count(12 << 20).Offset()
 			require.LessOrEqual(t, float64(s.m.fromHome()*page.Size), 1.05*float64(all))
 			require.Greater(t, s.m.cache.counters.ViewPages.Load(), s.m.fromHome(),
-				"who shares counts pages for each view")
+				"a shared page counts for each view")
 		})
 	}
 }
 
-// TestViewThatJoinsLate: it gets what others still have to read, and reads what they had begun.
+// TestViewThatJoinsLate: a late view gets the pages that the others still have to read, and reads those that they had
+// begun.
 func TestViewThatJoinsLate(t *testing.T) {
 	s := newShards(t, 16<<20)
-	gate := s.m.devices[0].Hold(faulty.HostBuffer) // the first one has claimed a piece for each reader, and read none
+	gate := s.m.devices[0].Hold(faulty.HostBuffer) // the first view has claimed a piece for each reader, and read none
 	s.begin(t.Context(), 0)
 	<-gate.Arrived()
 	for r := 1; r < ranks; r++ {
@@ -136,7 +137,7 @@ func TestViewThatJoinsLate(t *testing.T) {
 	s.check()
 }
 
-// TestShardsBesideFaults: where one of them fails, or its client gives up, the others have all they asked for.
+// TestShardsBesideFaults: if one view fails, or its client gives up, the others still get everything they asked for.
 func TestShardsBesideFaults(t *testing.T) {
 	broken := errors.New("the bus is broken")
 	for _, op := range []faulty.Op{faulty.CopyIn, faulty.HostBuffer} {
@@ -208,8 +209,8 @@ func TestShardsBesideFaults(t *testing.T) {
 	})
 }
 
-// TestShardsBesideChanges: what is written, cut off and changed in SOURCE while all ranks load is there after the next
-// acquire, wherever it was when it changed.
+// TestShardsBesideChanges: bytes that are written, cut off, or changed in SOURCE while all ranks load are there after
+// the next acquire, wherever they were when they changed.
 func TestShardsBesideChanges(t *testing.T) {
 	for k := range 6 {
 		t.Run(fmt.Sprint(k), func(t *testing.T) {
@@ -264,8 +265,8 @@ func TestNobodyWaitsForViewsThatDoNotCome(t *testing.T) {
 	s.check()
 }
 
-// TestRandomShards has views of random segments on several devices acquired at once, beside writes and failures. Each
-// acquire that ends well has brought what was written before it.
+// TestRandomShards: views of random segments on several devices are acquired at once, while writes and failures go on.
+// Each successful acquire has brought the bytes written before it.
 func TestRandomShards(t *testing.T) {
 	for seed := range uint64(8) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) { randomShards(t, seed) })

@@ -16,8 +16,8 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/view"
 )
 
-// TestViewBesideAMappingAndAChangeInSource: a view does not copy from a mapping what somebody changed in SOURCE
-// meanwhile.
+// TestViewBesideAMappingAndAChangeInSource: a view does not copy pages from a mapping if they were changed in SOURCE in
+// the meantime.
 func TestViewBesideAMappingAndAChangeInSource(t *testing.T) {
 	m := newMachine(t, 2)
 	m.cache.leastPeer = 1
@@ -34,7 +34,7 @@ func TestViewBesideAMappingAndAChangeInSource(t *testing.T) {
 	m.view(ViewRequest{Device: 1, Segments: []view.Segment{bytesOf(101, 1<<19)}}, src).check()
 }
 
-// TestViewFollowsNoLostDevice: a view whose memory is gone has nothing for others.
+// TestViewFollowsNoLostDevice: others copy nothing from a view whose memory is gone.
 func TestViewFollowsNoLostDevice(t *testing.T) {
 	m := newMachine(t, 2)
 	src := m.noisyFile(1 << 20)
@@ -50,7 +50,7 @@ func TestViewFollowsNoLostDevice(t *testing.T) {
 	require.Equal(t, pages, rest)
 }
 
-// TestViewWhoseSourceDeviceIsLost: when a copy between devices says that one is lost, it is not known which.
+// TestViewWhoseSourceDeviceIsLost: a copy between devices fails because one of them is lost, and does not say which.
 func TestViewWhoseSourceDeviceIsLost(t *testing.T) {
 	for name, mapped := range map[string]bool{"of a view": false, "of a mapping": true} {
 		t.Run(name, func(t *testing.T) {
@@ -73,7 +73,7 @@ func TestViewWhoseSourceDeviceIsLost(t *testing.T) {
 	}
 }
 
-// TestViewsAskedForAtOnceTakeNoMoreHostMemoryThanThereIs: none of them is let in because it did not see the others.
+// TestViewsAskedForAtOnceTakeNoMoreHostMemoryThanThereIs: no request gets through because it did not see the others.
 func TestViewsAskedForAtOnceTakeNoMoreHostMemoryThanThereIs(t *testing.T) {
 	const one = 1 << 20
 	m := newMachine(t, 1, hostMemory(3*one/2))
@@ -100,7 +100,7 @@ func TestViewsAskedForAtOnceTakeNoMoreHostMemoryThanThereIs(t *testing.T) {
 	}
 }
 
-// TestViewOfShortRows: rows are gathered, so that a row of a byte does not cost a copy of its own.
+// TestViewOfShortRows: rows are gathered, so that a row of one byte does not cost a copy of its own.
 func TestViewOfShortRows(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(4<<20 + 7)
@@ -122,11 +122,11 @@ func TestViewOfShortRows(t *testing.T) {
 	v.acquire()
 	v.check()
 
-	m.run(src, 0, 0, 4<<20, false) // a copy of each row is made from it, or none
+	m.run(src, 0, 0, 4<<20, false) // the view either copies each row from this mapping, or none
 	m.view(ViewRequest{Segments: segments[:1]}, src).check()
 }
 
-// TestViewWhoseClientEndsWhileOthersFollowIt: they bring the rest themselves.
+// TestViewWhoseClientEndsWhileOthersFollowIt: the others bring the rest themselves.
 func TestViewWhoseClientEndsWhileOthersFollowIt(t *testing.T) {
 	m := newMachine(t, 3)
 	m.cache.leastPeer = 1
@@ -160,7 +160,7 @@ func TestViewWhoseClientEndsWhileOthersFollowIt(t *testing.T) {
 		v.check()
 		v.unmap()
 	}
-	m.view(req, src).check() // the memory that the first one had
+	m.view(req, src).check() // reuses the memory of the first view
 }
 
 func withAlignment(req ViewRequest) ViewRequest {
@@ -168,8 +168,8 @@ func withAlignment(req ViewRequest) ViewRequest {
 	return req
 }
 
-// TestAHungFileHoldsUpNoViewOfAnother: views of other files are filled, evicted and shown while a fill waits for its
-// file.
+// TestAHungFileHoldsUpNoViewOfAnother: views of other files are filled, evicted and shown while a fill waits for a file
+// that hangs.
 func TestAHungFileHoldsUpNoViewOfAnother(t *testing.T) {
 	m := newMachine(t, 1, memory(16<<20))
 	hung, src := m.noisyFile(2<<20), m.noisyFile(8<<20)
@@ -195,7 +195,7 @@ func TestAHungFileHoldsUpNoViewOfAnother(t *testing.T) {
 	v.check()
 }
 
-// TestViewOfAFileThatWasLetGo: a file that nobody held anything of comes back as another File, and with its bytes.
+// TestViewOfAFileThatWasLetGo: a file that left the cache comes back as another File, with its bytes.
 func TestViewOfAFileThatWasLetGo(t *testing.T) {
 	m := newMachine(t, 1, memory(8<<20))
 	src, other := m.noisyFile(4<<20), m.noisyFile(8<<20)
@@ -212,8 +212,8 @@ func TestViewOfAFileThatWasLetGo(t *testing.T) {
 	v.check()
 }
 
-// TestViewsAndChangesAtOnce: whatever happened while views were acquired, evicted and mapped, the next acquire shows
-// it.
+// TestViewsAndChangesAtOnce: an acquire shows every earlier change, whatever happened while views were acquired,
+// evicted and mapped.
 func TestViewsAndChangesAtOnce(t *testing.T) {
 	for seed := range uint64(2) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -282,7 +282,7 @@ func TestViewsAndChangesAtOnce(t *testing.T) {
 	}
 }
 
-// TestViewChangesWhileItComes: what was on its way when it changed is stale when it has arrived.
+// TestViewChangesWhileItComes: pages that change on their way are stale when they arrive.
 func TestViewChangesWhileItComes(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(1 << 20)
@@ -301,8 +301,7 @@ func TestViewChangesWhileItComes(t *testing.T) {
 	v.check()
 }
 
-// TestViewBesideMemoryThatWasGivenAway: a program that keeps memory it mapped for writing stores there whenever it
-// likes.
+// TestViewBesideMemoryThatWasGivenAway: a program that keeps memory mapped for writing may store there at any time.
 func TestViewBesideMemoryThatWasGivenAway(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(1 << 20)
@@ -316,7 +315,7 @@ func TestViewBesideMemoryThatWasGivenAway(t *testing.T) {
 	m.view(ViewRequest{Segments: []view.Segment{bytesOf(100, 1<<19)}}, src).check()
 }
 
-// TestSmallViewWhereHostMemoryIsFull: what others keep there is no reason to refuse a few segments.
+// TestSmallViewWhereHostMemoryIsFull: a few segments are allowed even if others have filled the host memory.
 func TestSmallViewWhereHostMemoryIsFull(t *testing.T) {
 	m := newMachine(t, 1, hostMemory(1<<20))
 	src := m.noisyFile(1 << 20)
@@ -325,7 +324,7 @@ func TestSmallViewWhereHostMemoryIsFull(t *testing.T) {
 	m.cache.memory.charge(memoryBases, -2<<20)
 }
 
-// TestManyRowsAtOnce: clients ask at one time for very many rows, all of them of few pages.
+// TestManyRowsAtOnce: clients concurrently ask for very many rows, all from few pages.
 func TestManyRowsAtOnce(t *testing.T) {
 	m := newMachine(t, 1, hostMemory(128<<20))
 	src := m.noisyFile(64 << 10)

@@ -15,8 +15,8 @@ import (
 
 const keptAndTried = "they are kept and tried again"
 
-// The first failure is logged and in the status when the call that met it returns, whoever met it, and is over only
-// when everything is home. Then the bytes arrive soon, however long the interval is.
+// The first failure is in the log and in the status when the call that hit it returns, whichever call that is. The
+// failure is over only when everything is home. Then the bytes arrive soon, however long the interval is.
 func TestFailureOfWriteBackIsKnownAtOnce(t *testing.T) {
 	var log logbook
 	m := newMachine(t, 1, logTo(&log))
@@ -36,7 +36,7 @@ func TestFailureOfWriteBackIsKnownAtOnce(t *testing.T) {
 	require.Contains(t, status.Error, "no space left")
 	require.Equal(t, int64(4*page.Size), status.WaitingBytes)
 
-	// One page arrives, which is not the end of the failure.
+	// One page arrives. This does not end the failure.
 	require.NoError(t, src.attached.ChangeHome(context.Background(), Change{Off: 0, Len: 1},
 		func(int64, int64) error { return nil }))
 	require.NotEmpty(t, m.cache.Status().Files[0].Error)
@@ -52,8 +52,8 @@ func TestFailureOfWriteBackIsKnownAtOnce(t *testing.T) {
 	p.unmap()
 }
 
-// Home was changed directly, and cannot be read for a while, so nothing may be written over it. Then the bytes arrive
-// by themselves.
+// Home was changed directly, and cannot be read for a while, so nothing may be written over it. Once it can be read,
+// the bytes arrive without a request.
 func TestCollectIsTriedAgainWhenHomeCannotBeRead(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.file(page.Size)
@@ -70,7 +70,7 @@ func TestCollectIsTriedAgainWhenHomeCannotBeRead(t *testing.T) {
 	p.unmap()
 }
 
-// A part that home does not take keeps no other part from getting there.
+// A part that home refuses keeps no other part from coming home.
 func TestFlushPassesOverWhatFails(t *testing.T) {
 	m := newMachine(t, 1)
 	const pages = 3 * collectPortion
@@ -147,12 +147,12 @@ func TestHoldLastsWhileBytesWait(t *testing.T) {
 	p.unmap()
 	require.Equal(t, [2]int{2, 1}, holds())
 	m.cache.Forget(a.id)
-	require.Equal(t, [2]int{2, 0}, holds(), "nobody misses what no name leads to")
+	require.Equal(t, [2]int{2, 0}, holds(), "nobody misses the bytes of an unlinked file")
 	q.unmap()
 }
 
-// A hold that cannot begin, as where the way to the mountpoint hangs, stops nobody for long, and those who bring bytes
-// home not at all.
+// A hold that cannot begin, for example because the path to the mountpoint hangs, delays releases only briefly, and
+// does not delay bytes on their way home.
 func TestHoldThatDoesNotBegin(t *testing.T) {
 	ended := make(chan struct{}, 10)
 	m := newMachine(t, 1, func(o *Options, _ *int64) {

@@ -15,15 +15,15 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// heldWrite is a write that waits between the moment when its bases are read and the one when it changes home.
+// heldWrite is a write that waits after its bases are read and before it changes home.
 type heldWrite struct {
 	t       *testing.T
-	reached chan struct{} // closed then
-	open    chan struct{} // to be closed
+	reached chan struct{} // closed when the write waits
+	open    chan struct{} // close it to let the write go on
 	ended   chan error
 }
 
-// hold begins a write at off. fails is the error of home, after half of the bytes.
+// hold begins a write at off. fails is the error that home returns after half of the bytes.
 func (s *source) hold(t *testing.T, off int, p []byte, fails error) *heldWrite {
 	w := &heldWrite{t, make(chan struct{}), make(chan struct{}), make(chan error, 1)}
 	c := Change{Kind: ChangeWrite, Off: int64(off), Len: int64(len(p)), WriteBack: true}
@@ -59,7 +59,7 @@ func (w *heldWrite) end() error {
 	return <-w.ended
 }
 
-// besides begins do while a write is held, and returns once it waits for that.
+// besides begins do while a write is held, and returns once do waits for the write.
 func (f *File) besides(do func()) (ended chan struct{}) {
 	ended = make(chan struct{})
 	go func() {
@@ -70,7 +70,7 @@ func (f *File) besides(do func()) (ended chan struct{}) {
 		f.mu.rw.RUnlock()
 		select {
 		case <-ended:
-			return ended // it did not wait, which shows in what it did
+			return ended // it did not wait; its effects will show that
 		default:
 			runtime.Gosched()
 		}
@@ -78,7 +78,7 @@ func (f *File) besides(do func()) (ended chan struct{}) {
 	return ended
 }
 
-// TestWritesBesideEachOther holds writes of pages of which each has a neighbour.
+// TestWritesBesideEachOther holds writes of adjacent pages.
 func TestWritesBesideEachOther(t *testing.T) {
 	const n = 100
 	m := newMachine(t, 1)
@@ -94,7 +94,7 @@ func TestWritesBesideEachOther(t *testing.T) {
 	}
 	changed, err := src.attached.CheckHome(context.Background())
 	require.NoError(t, err)
-	require.False(t, changed, "what the writes did was taken for somebody else's doing")
+	require.False(t, changed, "the writes were taken for changes by others")
 	require.EqualValues(t, n, src.attached.counters.Bases.Load())
 	require.EqualValues(t, n, p.release())
 	require.NoError(t, src.attached.Sync(context.Background(), nil))
@@ -107,8 +107,8 @@ func TestWritesBesideEachOther(t *testing.T) {
 	require.Zero(t, src.attached.counters.Bases.Load())
 }
 
-// TestDirectChangeAfterWrites ends writes in the order in which they began and in the other, and changes home directly
-// after.
+// TestDirectChangeAfterWrites ends writes in the order in which they began and in reverse, and then changes home
+// directly.
 func TestDirectChangeAfterWrites(t *testing.T) {
 	for first := range 2 {
 		m := newMachine(t, 1)
@@ -129,7 +129,7 @@ func TestDirectChangeAfterWrites(t *testing.T) {
 	}
 }
 
-// TestWritesOfOnePage has a write begin while another one of the same page is held. It finds the base kept: the bytes
+// TestWritesOfOnePage: a write begins while another write of the same page is held. It finds the base kept: the bytes
 // of neither are taken for the device's.
 func TestWritesOfOnePage(t *testing.T) {
 	m := newMachine(t, 1)
@@ -156,8 +156,8 @@ func TestWritesOfOnePage(t *testing.T) {
 	require.Equal(t, p.load(40, 41), src.home.bytes(40, 1))
 }
 
-// TestNobodySeesHalfAWrite has everybody else come while a write is held: its base is read, but neither kept nor home
-// changed.
+// TestNobodySeesHalfAWrite: every other kind of call comes while a write is held. The write's base is read, but not
+// kept, and home is not changed.
 func TestNobodySeesHalfAWrite(t *testing.T) {
 	ctx := context.Background()
 	for name, do := range map[string]func(src *source, p *program) error{
@@ -206,8 +206,8 @@ func TestNobodySeesHalfAWrite(t *testing.T) {
 	}
 }
 
-// TestReleaseAndWriteOfOnePage has a write come for a page that was released while another one was held: what was
-// released comes home before it.
+// TestReleaseAndWriteOfOnePage: a write comes for a page that was released while another write was held. The released
+// bytes come home before the write.
 func TestReleaseAndWriteOfOnePage(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(2 * page.Size)
@@ -219,7 +219,7 @@ func TestReleaseAndWriteOfOnePage(t *testing.T) {
 	second := src.attached.besides(func() {
 		assert.NoError(t, src.attached.ChangeHome(context.Background(),
 			Change{Kind: ChangeWrite, Off: page.Size + 1, Len: 1}, func(off, _ int64) error {
-				assert.Equal(t, mine, src.home.bytes(page.Size, 1), "the writer saw what was released")
+				assert.Equal(t, mine, src.home.bytes(page.Size, 1), "the writer saw the released bytes")
 				_, err := src.home.WriteAt([]byte("x"), off)
 				return err
 			}))
@@ -231,8 +231,8 @@ func TestReleaseAndWriteOfOnePage(t *testing.T) {
 	require.Equal(t, "x", string(p.load(page.Size+1, page.Size+2)))
 }
 
-// TestBaseThatCannotBeReadBesideAWrite has home fail when the page of one write is to be kept, while another one is
-// held. The first is not begun, and the second goes on.
+// TestBaseThatCannotBeReadBesideAWrite: home fails when the base of one write is read, while another write is held. The
+// first write is not begun, and the second goes on.
 func TestBaseThatCannotBeReadBesideAWrite(t *testing.T) {
 	for _, again := range []bool{false, true} {
 		m := newMachine(t, 1)
@@ -243,7 +243,7 @@ func TestBaseThatCannotBeReadBesideAWrite(t *testing.T) {
 		for _, n := range []int{1, 90} {
 			err := src.attached.ChangeHome(context.Background(), Change{Kind: ChangeWrite, Off: page.Size,
 				Len: int64(n * page.Size)}, func(int64, int64) error {
-				assert.Fail(t, "home is changed, and what it was before is not kept")
+				assert.Fail(t, "home is changed, and its earlier bytes are not kept")
 				return nil
 			})
 			require.ErrorIs(t, err, syscall.EIO)
@@ -264,8 +264,8 @@ func TestBaseThatCannotBeReadBesideAWrite(t *testing.T) {
 	}
 }
 
-// TestWriteThatFailsBesideAnother has home take half of a write. What the page had before is kept, so that the half is
-// not taken for the device's, nor undone by it.
+// TestWriteThatFailsBesideAnother: home takes half of a write. The page's earlier bytes are kept. So the device does
+// not take the new half for its own, and does not undo it.
 func TestWriteThatFailsBesideAnother(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(2 * page.Size)
@@ -290,11 +290,11 @@ func TestWriteThatFailsBesideAnother(t *testing.T) {
 	require.Equal(t, "half", string(p.load(page.Size, page.Size+4)))
 }
 
-// TestWriteOfAFileCutInSource writes behind the end that somebody gave the file in SOURCE directly: what devices have
-// between that and the write becomes zeros, as home's does.
+// TestWriteOfAFileCutInSource writes past the end of a file that was cut directly in SOURCE. The devices' bytes between
+// that end and the write become zeros, as home's do.
 func TestWriteOfAFileCutInSource(t *testing.T) {
 	for _, cut := range []int{page.Size, page.Size + 10} {
-		for _, writable := range []bool{false, true} { // without and with a base to be kept
+		for _, writable := range []bool{false, true} { // without and with a base to keep
 			m := newMachine(t, 1)
 			src := m.noisyFile(2 * page.Size)
 			p := m.run(src, 0, 0, 2*page.Size, writable)
@@ -308,8 +308,8 @@ func TestWriteOfAFileCutInSource(t *testing.T) {
 	}
 }
 
-// TestWritersBesideDevices has programs on the CPU and on two devices write at once. Byte i of a page belongs to writer
-// i mod 8, and nothing that anybody wrote is lost.
+// TestWritersBesideDevices: programs on the CPU and on two devices write at once. Byte i of a page belongs to writer i
+// mod 8, and nothing that was written is lost.
 func TestWritersBesideDevices(t *testing.T) {
 	const pages, cpus, devices, rounds = 64, 6, 2, 200
 	const size = pages * page.Size

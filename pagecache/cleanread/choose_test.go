@@ -13,7 +13,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// slowHome takes its time for a read, and serves some at once.
+// slowHome takes its time for each read, and serves some reads at once.
 type slowHome struct {
 	*file
 	takes  time.Duration
@@ -27,8 +27,7 @@ func (h slowHome) ReadAt(p []byte, off int64) (int, error) {
 	return h.file.ReadAt(p, off)
 }
 
-// random has jobs read so many pieces of n bytes at random, past the kernel's page cache, and returns how long that
-// takes.
+// random makes jobs read so many random pieces of n bytes, past the kernel's page cache, and returns the time.
 func (f *file) random(jobs, reads int, n int64, home Home) time.Duration {
 	began := time.Now()
 	var all sync.WaitGroup
@@ -47,7 +46,7 @@ func (f *file) random(jobs, reads int, n int64, home Home) time.Duration {
 	return time.Since(began)
 }
 
-// TestSlowerDeviceIsLeftAlone: what a device has that is slower than home is read from home, but for trials.
+// TestSlowerDeviceIsLeftAlone: if a device is slower than home, reads go to home, except for trials.
 func TestSlowerDeviceIsLeftAlone(t *testing.T) {
 	f := newFile(t, 16<<20, func(o *Options) { o.When = Auto })
 	f.device.Slow(faulty.CopyOut, 50*time.Millisecond)
@@ -58,8 +57,8 @@ func TestSlowerDeviceIsLeftAlone(t *testing.T) {
 	require.Less(t, f.all.DeviceReads.Load()-before, int64(50), "of 200")
 }
 
-// BenchmarkChoice reads at random what home and a device have and gives the time as a part of that from the better one
-// of them alone: below 1 the choice gains.
+// BenchmarkChoice reads at random from a file that home and a device both have. It reports the time relative to the
+// better one of the two alone: below 1 the choice gains.
 func BenchmarkChoice(b *testing.B) {
 	const size, reads, n, disk = 32 << 20, 400, 64 << 10, 2 * time.Millisecond
 	for _, c := range []struct {
@@ -90,7 +89,7 @@ func BenchmarkChoice(b *testing.B) {
 	}
 }
 
-// homeAlone is random where no device has anything.
+// homeAlone is random with no pages on any device.
 func homeAlone(b *testing.B, home slowHome, jobs, reads int) time.Duration {
 	f := newFile(b, 32<<20, nil)
 	home.file = f

@@ -18,19 +18,19 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/mover/schedule"
 )
 
-// file is an Executor: home's bytes, all of which one device has in one extent.
+// file is an Executor. One device has all of home's bytes, in one extent.
 type file struct {
 	*File
 	t      testing.TB
 	device *faulty.Device
 	counters
-	reads, asked atomic.Int64 // of home, and of the lock
+	reads, asked atomic.Int64 // reads of home, and calls that take the lock
 
 	mu      sync.Mutex
 	home    []byte
-	tracked []page.Range // that programs may be storing into
+	tracked []page.Range // pages that programs may be storing into
 	pending bool
-	nothing bool // is on the device
+	nothing bool // nothing is on the device
 	extent  *extent
 	changes atomic.Uint64
 }
@@ -39,7 +39,7 @@ type counters struct{ all Counters }
 
 func (c *counters) Count(fn func(c *Counters)) { fn(&c.all) }
 
-// extent is memory that is freed when the last user goes.
+// extent is memory that is freed when its last user goes.
 type extent struct {
 	pages page.Range
 	mem   gpubackend.Memory
@@ -63,7 +63,7 @@ func (x *extent) LetGo() {
 	}
 }
 
-// newFile makes a file of size bytes, all of which a device has. tune may change the options.
+// newFile makes a file of size bytes that is all on a device. tune may change the options.
 func newFile(t testing.TB, size int64, tune func(o *Options)) *file {
 	t.Helper()
 	memory := (size + 2<<20 - 1) &^ (2<<20 - 1)
@@ -82,7 +82,7 @@ func newFile(t testing.TB, size int64, tune func(o *Options)) *file {
 	}
 	c, err := New(o)
 	require.NoError(t, err)
-	c.Patience = time.Minute // tests that are not about a device that is slow run on busy machines
+	c.Patience = time.Minute // most tests are not about slow devices, and run on busy machines
 	f.File = c.NewFile(1, f)
 	mem, err := d.Alloc(memory)
 	require.NoError(t, err)
@@ -158,7 +158,7 @@ func (f *file) read(off, n int64, direct bool) {
 	require.Equal(f.t, f.home[off:off+int64(len(p))], p[:m])
 }
 
-// publish is what a read does that took the lock and found nothing pending.
+// publish does what a locked read does that found nothing pending.
 func (f *file) publish(rg page.Range, direct bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

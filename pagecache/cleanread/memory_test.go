@@ -24,7 +24,7 @@ func TestChunkMemory(t *testing.T) {
 		require.Zero(t, b[0], "it has no memory")
 	}
 	m.free()
-	require.EqualValues(t, 1, one[0], "somebody uses it")
+	require.EqualValues(t, 1, one[0], "it is in use")
 	m.give(one)
 	m.free()
 	require.Empty(t, m.slabs)

@@ -11,8 +11,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// TestEpochs compares with a counter for each page: a change of a page changes every epoch that it is part of, and one
-// of few pages no epoch of regions that are neither those nor so far away that they share theirs.
+// TestEpochs compares epochs with a counter for each page. A change of a page changes every epoch that covers it. A
+// change of few pages changes no epoch of other regions, unless they share an epoch with the changed ones.
 func TestEpochs(t *testing.T) {
 	const end = groups * groupRegions << regionShift
 	rnd := rand.New(rand.NewPCG(1, 1))
@@ -48,10 +48,10 @@ func TestEpochs(t *testing.T) {
 	before := f.epoch(page.Range{End: 1})
 	f.Changed(page.Range{Start: 1 << 49, End: 1<<49 + 1})
 	f.Changed(page.Range{})
-	require.Equal(t, before+1, f.epoch(page.Range{End: 1}), "far away, with the same epoch")
+	require.Equal(t, before+1, f.epoch(page.Range{End: 1}), "far away, with a shared epoch")
 }
 
-// TestChangeOfOnePage: the snapshots of all other regions stay.
+// TestChangeOfOnePage: the snapshots of all other regions stay valid.
 func TestChangeOfOnePage(t *testing.T) {
 	const regions = 3000
 	f := &file{t: t, home: make([]byte, 0)}
@@ -76,8 +76,8 @@ func TestChangeOfOnePage(t *testing.T) {
 	require.Zero(t, valid())
 }
 
-// TestDeviceIsReadWithoutTheLock: who has what is known from a snapshot, and a device is chosen, and its memory held,
-// while somebody else has the executor's lock.
+// TestDeviceIsReadWithoutTheLock: a snapshot tells who has what, and a device is chosen and its memory held, while the
+// executor's lock is held elsewhere.
 func TestDeviceIsReadWithoutTheLock(t *testing.T) {
 	f := newFile(t, 4<<20+100, nil)
 	for range 2 {
@@ -94,7 +94,7 @@ func TestDeviceIsReadWithoutTheLock(t *testing.T) {
 	require.Zero(t, f.reads.Load(), "of home")
 }
 
-// TestTrackedPagesNeedTheLock: the digests of pages that programs may be storing into are not in a snapshot.
+// TestTrackedPagesNeedTheLock: a snapshot has no digests of pages that programs may be storing into.
 func TestTrackedPagesNeedTheLock(t *testing.T) {
 	f := newFile(t, 4<<20, nil)
 	f.tracked = []page.Range{{Start: 100, End: 400}}
@@ -109,7 +109,7 @@ func TestTrackedPagesNeedTheLock(t *testing.T) {
 	require.Zero(t, f.reads.Load(), "of home")
 }
 
-// TestFactsThatDoNotHold: nothing is copied by facts that something changed of, or from memory that is gone.
+// TestFactsThatDoNotHold: nothing is copied by outdated facts, or from memory that is gone.
 func TestFactsThatDoNotHold(t *testing.T) {
 	f := newFile(t, 4<<20, nil)
 	rg := page.Range{Start: 3, End: 9}
@@ -120,14 +120,14 @@ func TestFactsThatDoNotHold(t *testing.T) {
 	p.Drop()
 	f.write(50*page.Size, []byte{1})
 	require.Nil(t, f.plan(facts, &facts.haves[0], rg))
-	require.EqualValues(t, 1, f.extent.users.Load(), "what was held is given back")
+	require.EqualValues(t, 1, f.extent.users.Load(), "the held extent was let go")
 	facts = f.Facts(t.Context(), page.Range{End: 64})
 	f.extent.users.Store(0)
 	require.Nil(t, f.plan(facts, &facts.haves[0], rg))
 	f.extent.users.Store(1)
 }
 
-// TestChangesDuringTheCopy: what changed while a device copied comes from home, with snapshots and without.
+// TestChangesDuringTheCopy: pages that change during a device's copy come from home, with snapshots and without.
 func TestChangesDuringTheCopy(t *testing.T) {
 	for _, published := range []bool{false, true} {
 		f := newFile(t, 4<<20, nil)

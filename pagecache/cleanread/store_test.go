@@ -9,29 +9,29 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// order returns the chunks in the order of a store. Nothing is read ahead, or thrown out, any more.
+// order returns the chunks in the order of a store, after all read-ahead and eviction have ended.
 func (f *file) order() []*chunk {
 	f.quiet()
 	s := f.c.store
-	s.cache.Wait() // it throws out in a goroutine of its own
+	s.cache.Wait() // ristretto evicts in a goroutine of its own
 	s.orderMu.Lock()
 	defer s.orderMu.Unlock()
 	return append([]*chunk(nil), s.order...)
 }
 
-// arrive waits until everything that is read ahead has arrived.
+// arrive waits until all read-ahead has arrived.
 func (f *file) arrive() {
 	f.t.Helper()
 	require.Eventually(f.t, f.ArrivedForTesting, time.Minute, 100*time.Microsecond)
 }
 
-// TestChunksThatAreGoneAreForgotten: behind a chunk that nobody reads and that is too young to go, chunks that were
-// read do not pile up. They keep no memory, and no File after it was closed.
+// TestChunksThatAreGoneAreForgotten: chunks that were read do not pile up behind an unread chunk that is too young to
+// go. They keep no memory, and no File after it was closed.
 func TestChunksThatAreGoneAreForgotten(t *testing.T) {
 	const size, step = 48 << 20, int64(ChunkSize)
 	f := newFile(t, size, nil)
 	f.c.Age = time.Hour
-	for at := int64(46 << 20); at < 46<<20+4*step; at += step { // a stream that nobody goes on with
+	for at := int64(46 << 20); at < 46<<20+4*step; at += step { // a stream that ends
 		f.read(at, step, false)
 		f.arrive()
 	}
@@ -53,7 +53,8 @@ func TestChunksThatAreGoneAreForgotten(t *testing.T) {
 	require.Empty(t, f.order())
 }
 
-// TestChunkThatGoesBeforeItIsKept: one that is dropped just before the store is asked to keep it takes no room there.
+// TestChunkThatGoesBeforeItIsKept: a chunk that is dropped just before the store is asked to keep it takes no room
+// there.
 func TestChunkThatGoesBeforeItIsKept(t *testing.T) {
 	f := newFile(t, 4<<20, nil)
 	f.expect(page.Range{End: 1}, 4<<20)

@@ -34,7 +34,7 @@ func TestEventsPassFilters(t *testing.T) {
 	require.Equal(t, []string{"read dir/a.bin"}, names(reads))
 	require.Equal(t, []string{"read dir/a.bin"}, names(pattern))
 	require.Equal(t, []string{"read directory"}, names(own))
-	require.Equal(t, 3, asked, "once an event")
+	require.Equal(t, 3, asked, "once for each event")
 	for _, w := range []*Watch{all, reads, pattern, own} {
 		w.Stop()
 	}
@@ -42,7 +42,7 @@ func TestEventsPassFilters(t *testing.T) {
 	require.Error(t, Filter{Path: "[x"}.Check())
 }
 
-// Nobody waits for a watcher that takes nothing, and what did not fit is counted.
+// Senders do not wait for a watcher that takes nothing, and events that do not fit are counted.
 func TestWatchesAreBounded(t *testing.T) {
 	var f Feed
 	w := f.Watch(Filter{})
@@ -60,7 +60,7 @@ func TestWatchesAreBounded(t *testing.T) {
 	require.Empty(t, w.Next(over))
 }
 
-// BenchmarkNobodyWatches is what a sender pays then.
+// BenchmarkNobodyWatches measures the cost of a sender while nobody watches.
 func BenchmarkNobodyWatches(b *testing.B) {
 	f := new(Feed)
 	for b.Loop() {

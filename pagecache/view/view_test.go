@@ -65,7 +65,7 @@ func TestLayoutPacks(t *testing.T) {
 	assert.Equal(t, []Run{{9, 261, 1}, {14, 262, 3}, {21, 265, 1}}, slices.Collect(l.File(1).Runs(page.Span(9, 13))))
 }
 
-// anyLayout has segments of files of some pages.
+// anyLayout returns a layout of random segments of files of some pages.
 func anyLayout(t *testing.T, rng *rand.Rand, size int64) *Layout {
 	files := 1 + rng.IntN(3)
 	var segments []Segment
@@ -84,7 +84,7 @@ func anyLayout(t *testing.T, rng *rand.Rand, size int64) *Layout {
 	return l
 }
 
-// byHand returns, for each byte of the view, its file and where it is there; -1 is padding.
+// byHand returns, for each byte of the view, its file and its offset there; -1 is padding.
 func byHand(l *Layout) (file []int, at []int64) {
 	file, at = slices.Repeat([]int{-1}, int(l.Size())), make([]int64, l.Size())
 	for i, s := range l.Segments() {
@@ -119,7 +119,7 @@ func anyBytes(rng *rand.Rand, size int64) page.Bytes {
 	return page.Span(off, 1+rng.Int64N(min(size-off, 1<<(1+rng.IntN(18)))))
 }
 
-// checkRuns compares the runs of some bytes of a file with what is there byte by byte.
+// checkRuns compares the runs of some bytes of a file with a byte-by-byte search.
 func checkRuns(t *testing.T, rng *rand.Rand, l *Layout, file []int, at []int64, size int64) {
 	i := rng.IntN(len(l.files))
 	b := anyBytes(rng, size)
@@ -142,7 +142,7 @@ func checkRuns(t *testing.T, rng *rand.Rand, l *Layout, file []int, at []int64, 
 	require.Equal(t, len(want) > 0, l.File(i).Has(b))
 }
 
-// checkSources: the sources of some bytes of the view have them all, and are no more than their rows.
+// checkSources checks that the sources of some bytes of the view include all of them, and no more than their rows.
 func checkSources(t *testing.T, rng *rand.Rand, l *Layout, file []int, at []int64) {
 	view := anyBytes(rng, l.Size())
 	var sources []Segment
@@ -206,7 +206,7 @@ func checkState(t *testing.T, rng *rand.Rand, l *Layout, file []int, at []int64)
 	require.True(t, s.Fresh())
 }
 
-// TestSplit: pages are stale, coming or there, and who took them later is not waited for.
+// TestSplit: pages are stale, coming or there, and a caller need not wait for pages taken after its own.
 func TestSplit(t *testing.T) {
 	l, err := New(1, []Segment{{Length: 100 * page.Size, Count: 1}}, 256)
 	require.NoError(t, err)
@@ -238,7 +238,7 @@ func TestSplit(t *testing.T) {
 	assert.Equal(t, []page.Range{{Start: 10, End: 12}, {Start: 30, End: 32}, {Start: 40, End: 100}}, lack)
 }
 
-// TestClaims: pages are claimed once, where they are coming or stale in reach, until they arrive or are returned.
+// TestClaims: pages can be claimed once, if they are coming, or stale and in reach, until they arrive or are returned.
 func TestClaims(t *testing.T) {
 	l, err := New(1, []Segment{{Length: page.Size, Stride: 4 * page.Size, Count: 25},
 		{Offset: 96 * page.Size, Length: 4 * page.Size, Count: 1}}, 256)
@@ -252,12 +252,12 @@ func TestClaims(t *testing.T) {
 	assert.Empty(t, s.Claim(all, 8), "nobody shares")
 	s.Share(page.Range{End: 60})
 	assert.Equal(t, rg(8, 13), s.Claim(page.Range{Start: 5, End: 16}, 3),
-		"gaps are covered of which the view has nothing")
+		"gaps without bytes of the view are covered")
 	assert.Equal(t, []page.Range{{Start: 4, End: 5}, {Start: 16, End: 17}}, s.Claim(page.Range{Start: 3, End: 18}, 3),
-		"claimed pages are not")
+		"gaps with claimed pages are not")
 	s.Mark(page.Range{Start: 8, End: 9})
 	assert.Empty(t, s.Claim(page.Range{Start: 4, End: 16},
-		0), "what changed is claimed by nobody while older bytes may come")
+		0), "a changed page cannot be claimed while older bytes may come")
 	s.Arrived(page.Range{Start: 8, End: 9})
 	assert.Equal(t, rg(8, 9), s.Claim(page.Range{Start: 4, End: 16}, 0))
 	s.Return(page.Range{Start: 12, End: 13})
@@ -272,7 +272,7 @@ func TestClaims(t *testing.T) {
 	assert.Equal(t, rg(0, 1), taken)
 }
 
-// TestStateOfLargeFiles: sections are taken a part at a time, and only those that the view has bytes of.
+// TestStateOfLargeFiles: only sections with bytes of the view are taken, one part at a time.
 func TestStateOfLargeFiles(t *testing.T) {
 	const tera = 1 << 40
 	l, err := New(1, []Segment{
@@ -300,8 +300,7 @@ func TestStateOfLargeFiles(t *testing.T) {
 	assert.Equal(t, []page.Range{{Start: 1 << 28, End: 1<<28 + 1}}, stale)
 }
 
-// BenchmarkClaim claims pieces of 2 MiB for four ranks with rows of 4 and of 16 KiB, in the pieces that they are read
-// in.
+// BenchmarkClaim claims pieces of 2 MiB, as they are read, for four ranks with rows of 4 and of 16 KiB.
 func BenchmarkClaim(b *testing.B) {
 	for _, row := range []int64{4 << 10, 16 << 10} {
 		b.Run(fmt.Sprintf("rows-%dKiB", row>>10), func(b *testing.B) {
