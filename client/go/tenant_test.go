@@ -22,9 +22,9 @@ func TestTenant(t *testing.T) {
 		{ID: pagecache.NamedTenant("everyone's"), Weight: 1, Everyone: true},
 	}))
 	for name, want := range map[string]*Error{
-		"theirs":                 {Errno: syscall.EACCES, Text: "may not be the tenant of the name \"theirs\""},
-		"nobody":                 {Errno: syscall.EACCES, Text: "knows no tenant of the name \"nobody\""},
-		strings.Repeat("x", 255): {Errno: syscall.EACCES, Text: "knows no tenant of the name \"xxx"},
+		"theirs":                 {Errno: syscall.EACCES, Text: "may not be the tenant named \"theirs\""},
+		"nobody":                 {Errno: syscall.EACCES, Text: "knows no tenant named \"nobody\""},
+		strings.Repeat("x", 255): {Errno: syscall.EACCES, Text: "knows no tenant named \"xxx"},
 		strings.Repeat("x", 256): {Errno: syscall.EINVAL, Text: "GAIAFS_TENANT has 256 bytes"},
 	} {
 		t.Setenv("GAIAFS_TENANT", name)

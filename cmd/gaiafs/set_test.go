@@ -69,7 +69,7 @@ func TestSet(t *testing.T) {
 		"\"eviction\" is not NAME=VALUE":                                                            "eviction",
 		"gpu-memory: \"much\" is no size":                                                           "gpu-memory=much",
 		"a device needs 2MiB at least":                                                              "gpu-memory=1M",
-		"is more than there is":                                                                     "gpu-memory=1000T",
+		"is more than the device has":                                                               "gpu-memory=1000T",
 	} {
 		r := gaiafsCommand(t, "set", s.mountpoint, "transfers=fcfs", setting)
 		require.Equal(t, exitFailure, r.code)

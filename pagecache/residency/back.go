@@ -9,19 +9,19 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
-// Extents in pinned memory that nobody uses go back to the device's own memory where that becomes free, in the
-// background and in batches (GPUswap, 3.2.3 and 5.3.5): a client has to give an extent up before it moves, and should
-// not do so time and again. So a batch begins where much has been free for a while, and ends where little is. What a
-// bracket asks for goes back at once (promote).
+// Extents in pinned memory that nobody uses move back to the device's own memory when it becomes free: in the
+// background and in batches (GPUswap, 3.2.3 and 5.3.5). Before an extent moves, a client has to give it up, and that
+// must not happen over and over. So a batch begins when much memory has been free for a while, and ends when little is
+// left. Extents that a bracket asks for move back at once (promote).
 
 const (
-	// beginsBack and endsBack are the parts of the budget that are free where a batch begins, and where it ends.
+	// A batch begins when 1/beginsBack of the budget is free, and ends when 1/endsBack is left.
 	beginsBack, endsBack = 8, 16
-	// backAfter is how long much has to be free.
+	// backAfter is how long that much must have been free.
 	backAfter = time.Second
 )
 
-// Back moves extents back while there is room. It does nothing where others wait for memory. It blocks on Keys and on
+// Back moves extents back while there is room. It does nothing while others wait for memory. It blocks on Keys and on
 // the device. Errors are those of ctx.
 func (d *Device) Back(ctx context.Context, now time.Time) error {
 	if d.room() < max(d.Budget()/beginsBack, d.info.Granularity) {
@@ -47,18 +47,19 @@ func (d *Device) Back(ctx context.Context, now time.Time) error {
 	}
 }
 
-// batch is what goes back together.
+// batch is a series of extents that move back together.
 type batch struct {
-	// of has what each tenant has in pinned memory, as priorities and the rule have it go: the last one goes back
-	// first. It is looked up once, since that takes as long as there are extents. nil: not yet.
+	// of has each tenant's extents in pinned memory, in the order in which priorities and the rule would evict them:
+	// the last one moves back first. It is computed once per batch, because that looks at every extent. nil: not yet
+	// computed.
 	of    map[tenants.ID][]*Extent
-	moved bool // one extent was brought
+	moved bool // at least one extent was chosen
 }
 
-// room is the bytes of the budget that nobody uses.
+// room returns the bytes of the budget that are free.
 func (d *Device) room() int64 { return d.Budget() - d.backend.Used() }
 
-// backOnce moves one extent, in a turn of its own. It reports whether there may be more.
+// backOnce moves one extent, in a turn of its own. It reports whether to try another.
 func (d *Device) backOnce(ctx context.Context, b *batch) (bool, error) {
 	if d.needless() {
 		return false, nil
@@ -72,7 +73,7 @@ func (d *Device) backOnce(ctx context.Context, b *batch) (bool, error) {
 		return false, nil
 	}
 	most := d.room()
-	if b.moved { // the first one may be large, and leave less
+	if b.moved { // the first extent may be large, and leave less free
 		most -= d.Budget() / endsBack
 	}
 	x, owner := d.winner(b, most)
@@ -85,22 +86,23 @@ func (d *Device) backOnce(ctx context.Context, b *batch) (bool, error) {
 	return true, ctx.Err()
 }
 
-// needless reports whether nothing is in pinned memory, or others wait for memory, maybe as long as a disk is slow.
+// needless reports whether pinned memory is empty, or others wait for memory, possibly for as long as a disk is slow.
 func (d *Device) needless() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.takenHost == 0 || len(d.turns)+len(d.line) > 0
 }
 
-// hosts reports whether something is in pinned memory.
+// hosts reports whether the device has extents in pinned memory.
 func (d *Device) hosts() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.takenHost > 0
 }
 
-// winner returns the extent that goes back next, of at most so many bytes, claimed for its owner, who is the second
-// value: the last one to leave, by the rule, of the tenant that owns least, measured by the share. nil: there is none.
+// winner chooses the extent that moves back next, of at most most bytes, and claims memory for its owner. It returns
+// both. It takes the tenant that owns least relative to its share, and of this tenant's extents the one that the rule
+// would evict last. nil: there is none.
 func (d *Device) winner(b *batch, most int64) (*Extent, tenants.ID) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -138,8 +140,8 @@ func (d *Device) winner(b *batch, most int64) (*Extent, tenants.ID) {
 	return nil, tenants.Nobody
 }
 
-// claimLocked counts n more bytes of the device's own memory as a tenant's, who may not own more meanwhile than it may
-// own with them. It reports false where that is too much. Device.mu is held.
+// claimLocked counts n more bytes of the device's own memory as a tenant's, so that the tenant cannot exceed its
+// maximum meanwhile. It reports false if the tenant would own too much. Device.mu is held.
 func (d *Device) claimLocked(id tenants.ID, n int64) bool {
 	if most := d.ledger.Most(id); most > 0 && d.ledger.Owned(id)+n > most {
 		return false
@@ -148,21 +150,21 @@ func (d *Device) claimLocked(id tenants.ID, n int64) bool {
 	return true
 }
 
-// claim is claimLocked for those who do not hold Device.mu.
+// claim is claimLocked for callers that do not hold Device.mu.
 func (d *Device) claim(id tenants.ID, n int64) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.claimLocked(id, n)
 }
 
-// unclaim takes back what claim counted, once the bytes are counted as owned, or are not to be.
+// unclaim takes a claim back, once the bytes are counted as owned, or are not needed.
 func (d *Device) unclaim(id tenants.ID, n int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.ledger.Add(id, -n)
 }
 
-// bring has x move to the device's own memory, where it has some.
+// bring moves x to the device's own memory, if there is some.
 func (d *Device) bring(ctx context.Context, x *Extent) {
 	mem, err := d.backend.Alloc(x.size)
 	if err != nil {

@@ -10,9 +10,9 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
-// TestBack: what is in pinned memory goes back where much of the device has been free for a while, whoever owns least
-// by the share first, until little is free; what a bracket uses, what its Key keeps and what its owner may not have
-// stays.
+// TestBack: idle extents in pinned memory move back when much of the device has been free for a while, until little is
+// free, beginning with the tenant that owns least relative to its share. Extents that a bracket uses, that their Key
+// wants on the host, or that their owner may not have on the device stay.
 func TestBack(t *testing.T) {
 	d, _ := newPinnedDevice(t, 16, 12)
 	ctx, now := context.Background(), time.Now()
@@ -47,21 +47,21 @@ func TestBack(t *testing.T) {
 		require.NoError(t, d.Back(ctx, now))
 	}
 	later()
-	require.EqualValues(t, 11*granule, d.Status().Pinned, "the device is full")
+	require.EqualValues(t, 11*granule, d.Status().Pinned, "the device is still full")
 	mapped.Free()
 	full.letGo(t)
 	small := newKey(t, d)
 	mapped, err = small.take(0, 0, 15)
-	if err != nil { // in one extent of 16
+	if err != nil { // in one extent of 16 granules
 		t.Fatal(err)
 	}
 	later()
-	require.EqualValues(t, 11*granule, d.Status().Pinned, "one extent has all")
+	require.EqualValues(t, 11*granule, d.Status().Pinned, "one extent has all of the device")
 	mapped.Free()
 	small.letGo(t)
 
 	require.NoError(t, d.Back(ctx, now))
-	require.EqualValues(t, 11*granule, d.Status().Pinned, "not at once")
+	require.EqualValues(t, 11*granule, d.Status().Pinned, "it waits for a while")
 	a.refuses.Store(true)
 	later()
 	require.Equal(t, []int{0, 4, 1}, []int{count(a, TierVRAM), count(b, TierVRAM), count(c, TierVRAM)},
@@ -74,7 +74,8 @@ func TestBack(t *testing.T) {
 	busy.Free()
 }
 
-// TestBackByShare: who owns least by the share gets room first, and a batch ends before all is full.
+// TestBackByShare: the tenant that owns least relative to its share gets room first, and a batch ends before the device
+// is full.
 func TestBackByShare(t *testing.T) {
 	d, _ := newPinnedDevice(t, 16, 8)
 	ctx, now := context.Background(), time.Now()
@@ -117,7 +118,7 @@ func TestBackByShare(t *testing.T) {
 	}
 }
 
-// TestBackDoesNotWait: it leaves at once where others wait for memory, so that its caller can look after the budget.
+// TestBackDoesNotWait: Back returns at once while others wait for memory, so that its caller can follow the budget.
 func TestBackDoesNotWait(t *testing.T) {
 	d, _ := newPinnedDevice(t, 8, 2)
 	ctx, now := context.Background(), time.Now()

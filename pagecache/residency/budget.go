@@ -9,14 +9,14 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
-// Budget returns the bytes of the device's own memory that may be used.
+// Budget returns how many bytes of the device's own memory may be used.
 func (d *Device) Budget() int64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.budget
 }
 
-// CheckBudget says why the device cannot have a budget of so many bytes. It asks the device.
+// CheckBudget returns an error if the device cannot have a budget of so many bytes. It asks the device.
 func (d *Device) CheckBudget(bytes int64) error {
 	if bytes < d.info.Granularity {
 		return refuse(syscall.EINVAL, "device %d: a budget of %s is less than one allocation, of %s", d.info.Ordinal,
@@ -33,17 +33,17 @@ func (d *Device) CheckBudget(bytes int64) error {
 		return err
 	}
 	if most := d.backend.Used() + free; bytes > max(most, d.Budget()) {
-		return refuse(syscall.ENOMEM, "device %d: a budget of %s is more than there is: %s are used here, and %s are free",
+		return refuse(syscall.ENOMEM, "device %d: a budget of %s is more than the device has: %s are used here, and %s are free",
 			d.info.Ordinal, humanize.IBytes(uint64(bytes)), humanize.IBytes(uint64(d.backend.Used())),
 			humanize.IBytes(uint64(free)))
 	}
 	return nil
 }
 
-// SetBudget changes how much of the device's own memory may be used, rounded down to whole allocations. Where more is
-// used, extents leave that nobody maps: first those that no program changed since they were placed. What programs map
-// stays until they give it back. It blocks as Reserve does. why says for people where the budget comes from. A live
-// budget is none any more.
+// SetBudget changes how much of the device's own memory may be used, rounded down to whole allocations. If more is in
+// use, extents that nobody maps are evicted, those first that no program changed since they were placed. Mapped extents
+// stay until they are unmapped. SetBudget ends a live budget. It blocks as Reserve does. why tells people where the
+// budget comes from.
 func (d *Device) SetBudget(ctx context.Context, bytes int64, why string) error {
 	d.budgeting.Lock()
 	d.mu.Lock()
@@ -71,12 +71,12 @@ func (d *Device) overBudget() bool {
 	return d.taken > d.budget
 }
 
-// Trim has extents, of any device, leave pinned memory of the host as long as more of it is used than may be.
+// Trim evicts extents, of any device, from pinned memory while more of it is used than its limit.
 func (d *Device) Trim(ctx context.Context) error {
 	return d.shrink(ctx, TierHost, d.pinned.over)
 }
 
-// shrink has extents leave a tier while there are too many, and while there are some that may.
+// shrink evicts extents from a tier while over reports true and some extent can leave.
 func (d *Device) shrink(ctx context.Context, from Tier, over func() bool) error {
 	for _, unwritten := range []bool{true, false} {
 		for over() {
@@ -92,7 +92,7 @@ func (d *Device) shrink(ctx context.Context, from Tier, over func() bool) error 
 	return nil
 }
 
-// shrinkOnce has one extent leave, in a turn of its own, so that others get in between.
+// shrinkOnce evicts one extent, in a turn of its own, so that others get turns in between.
 func (d *Device) shrinkOnce(ctx context.Context, from Tier, unwritten bool) (bool, error) {
 	mine, _, err := d.turn(ctx)
 	if err != nil {
@@ -102,12 +102,12 @@ func (d *Device) shrinkOnce(ctx context.Context, from Tier, unwritten bool) (boo
 	return d.evict(ctx, from, tenants.Nobody, ForBudget, sparing{copied: true, written: unwritten}, 0)
 }
 
-// shareLocked is the bytes that a limited Tenant may map, in whole allocations, with Device.mu held.
+// shareLocked returns the bytes that a limited Tenant may map, in whole allocations. Device.mu is held.
 func (d *Device) shareLocked() int64 {
 	return min(d.whole(int64(float64(d.budget)*d.share)), d.budget)
 }
 
-// SetShare changes Options.Share. What is mapped stays.
+// SetShare changes Options.Share. Mapped extents stay.
 func (d *Device) SetShare(share float64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

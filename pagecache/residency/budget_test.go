@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestBudgetShrinks has what nobody maps leave, first what no program changed; what is mapped stays, and nothing more
-// is given until it fits.
+// TestBudgetShrinks: idle extents leave, those first that no program changed. Mapped extents stay, and no memory is
+// given out until the rest fits.
 func TestBudgetShrinks(t *testing.T) {
 	d, _ := newDevice(t, 6, 1)
 	written, clean, mapped := newKey(t, d), newKey(t, d), newKey(t, d)
@@ -32,17 +32,17 @@ func TestBudgetShrinks(t *testing.T) {
 	require.Len(t, written.tiers(), 2)
 	require.NoError(t, d.SetBudget(ctx, granule, ""))
 	require.Empty(t, written.tiers())
-	require.EqualValues(t, 2*granule, d.backend.Used(), "what is mapped stays")
+	require.EqualValues(t, 2*granule, d.backend.Used(), "mapped extents stay")
 	_, err = clean.take(0, 0, 1)
 	require.ErrorIs(t, err, syscall.ENOMEM)
 	pin.Free()
 	one, err := clean.take(0, 0, 1)
-	require.NoError(t, err, "it makes room once nobody maps it")
+	require.NoError(t, err, "the extent leaves once nobody maps it")
 	require.Empty(t, mapped.tiers())
 	one.Free()
 }
 
-// TestBudgetGrows has a device give more than it was made with, but no more than there is.
+// TestBudgetGrows: a budget can exceed the one that the device was made with, but not the device's memory.
 func TestBudgetGrows(t *testing.T) {
 	d, f := newDevice(t, 2, 0.5)
 	f.SetFree(4 * granule)
@@ -61,7 +61,7 @@ func TestBudgetGrows(t *testing.T) {
 	pin.Free()
 }
 
-// TestPinnedMemoryShrinks gives back what no bracket uses.
+// TestPinnedMemoryShrinks: a lower limit frees the pinned memory that no bracket uses.
 func TestPinnedMemoryShrinks(t *testing.T) {
 	d, _ := newPinnedDevice(t, 1, 4)
 	a, b := newKey(t, d), newKey(t, d)

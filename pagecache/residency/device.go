@@ -16,73 +16,73 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
-// Options say how the memory of a device is shared out.
+// Options configure how the memory of a device is shared out.
 type Options struct {
-	// Share is the part of the memory that a limited Tenant may map: all of it is 1.
+	// Share is the part of the memory that a limited Tenant may map; 1 is all of it.
 	Share float64
-	// Eviction is the name of the policy.Rule that chooses victims. "" stands for policy.Default.
+	// Eviction names the policy.Rule that chooses victims. "" means policy.Default.
 	Eviction string
 	// Patience is how long a reservation waits for memory that is about to be free.
 	Patience func() time.Duration
-	// Pinned is the pinned memory of the host that devices share. nil stands for none.
+	// Pinned is the pinned host memory that the devices share. nil means none.
 	Pinned *Pinned
-	// Tenants are those that are configured; tenants.Check found nothing wrong.
+	// Tenants are the configured tenants. tenants.Check has accepted them.
 	Tenants []tenants.Tenant
-	// Recall has clients end the brackets that they keep without need, before a victim is looked for. nil stands for
-	// nothing to do. It is called without locks, and may wait for clients.
+	// Recall asks clients to end the brackets that they keep without need. It is called before a victim is chosen,
+	// without locks, and may wait for clients. nil means that there is nothing to recall.
 	Recall func(ctx context.Context)
-	// Log receives what nobody waits for.
+	// Log receives messages that no caller waits for.
 	Log *slog.Logger
 }
 
-// Device is the memory of a gpubackend.Device. Its methods may be called from any goroutine.
+// Device manages the memory of a gpubackend.Device. Its methods may be called from any goroutine.
 type Device struct {
 	// immutable
 	backend gpubackend.Device
 	info    gpubackend.Info
-	options Options // but for Tenants, which mu protects
+	options Options // except Tenants, which mu protects
 	pinned  *Pinned
 
-	// budgeting is held while the budget changes, or what is guaranteed of it, before mu. Of several devices: in the
-	// order of the cache.
+	// budgeting is held while the budget or the guarantees change. It comes before mu. Whoever locks it on several
+	// devices does so in the order of the cache.
 	budgeting sync.Mutex
 
 	mu       sync.Mutex
-	live     *live                 // the budget follows what others take; nil: it does not. Protected by mu
+	live     *live                 // set if the budget follows what others use; protected by mu
 	budget   int64                 // bytes of the device's own memory that may be used; protected by mu
-	why      string                // where budget comes from, for people; protected by mu
-	share    float64               // the part of it that a limited Tenant may map; protected by mu
+	why      string                // where the budget comes from, for people; protected by mu
+	share    float64               // the part of the budget that a limited Tenant may map; protected by mu
 	rule     policy.Rule           // protected by mu
-	eviction string                // its name; protected by mu
-	lowest   int                   // of the priorities that Keys have; protected by mu
-	ledger   *tenants.Ledger       // who owns what of extents that are made or placed; protected by mu
-	extents  map[policy.ID]*Extent // that Keys have; protected by mu
-	named    policy.ID             // the last one; protected by mu
-	charges  map[uint32]int64      // bytes that the programs of each user map; protected by mu
-	mapped   int64                 // bytes of extents that somebody maps; protected by mu
-	taken    int64                 // bytes of the device's own memory of extents that are not freed; protected by mu
-	// takenHost is taken of pinned memory, movedIn and movedOut are the bytes that moved from there, and there.
-	// Protected by mu.
+	eviction string                // the rule's name; protected by mu
+	lowest   int                   // the lowest priority that a Key may have; protected by mu
+	ledger   *tenants.Ledger       // who owns how much of extents being made or placed; protected by mu
+	extents  map[policy.ID]*Extent // all that Keys have; protected by mu
+	named    policy.ID             // the last ID given; protected by mu
+	charges  map[uint32]int64      // bytes that each user's programs map; protected by mu
+	mapped   int64                 // bytes of mapped extents; protected by mu
+	taken    int64                 // bytes of the device's own memory in extents not yet freed; protected by mu
+	// takenHost is like taken, for pinned memory. movedIn and movedOut are the bytes moved from pinned memory and to
+	// it. Protected by mu.
 	takenHost, movedIn, movedOut int64
 	line                         []*Asking           // of grants, the first to go first; protected by mu
 	grants                       map[*Grant]struct{} // that were not given back; protected by mu
-	// since when much of the budget is free; zero: it is not. Protected by mu
+	// since when much of the budget is free; zero if it is not. Protected by mu
 	roomy   time.Time
-	making  int // extents that are made; protected by mu
-	leaving int // extents that left and are not freed; protected by mu
-	left    int // extents that ever left; protected by mu
-	// of reservations that need room; the first has the turn, and is closed. Protected by mu
+	making  int // number of extents being made; protected by mu
+	leaving int // number of extents that left and are not freed; protected by mu
+	left    int // number of extents that ever left; protected by mu
+	// of reservations that need room; the first has the turn, and its channel is closed. Protected by mu
 	turns      []chan struct{}
 	stock      *stock                                       // of the grant that has the turn, or nil; protected by mu
 	departures map[departure]struct{ Extents, Bytes int64 } // since the device was made; protected by mu
 	overBus    OverBus                                      // protected by mu
-	// promised is what the reservation that has the turn has made free so far. Protected by mu.
+	// promised is how many bytes the reservation that has the turn has freed so far. Protected by mu.
 	promised int64
-	// freed has an element when memory was given back, or is known not to be.
+	// freed has an element when memory was freed, or when it turned out that some will not be freed.
 	freed chan struct{}
 }
 
-// New returns the memory of d, of which nothing is used. It fails where there is no rule of the name.
+// New returns an empty Device for d. It fails if there is no rule named o.Eviction.
 func New(d gpubackend.Device, o Options) (*Device, error) {
 	rule, err := newRule(o.Eviction)
 	if err != nil {
@@ -114,8 +114,8 @@ func newRule(name string) (policy.Rule, error) {
 	return policy.New(cmp.Or(name, policy.Default), policy.Options{Seed: rand.Uint64()})
 }
 
-// SetEviction has another rule choose victims from now on. It begins with the extents in the order in which they were
-// placed, and knows nothing of what happened to them since.
+// SetEviction makes another rule choose victims from now on. The new rule learns of the extents in the order in which
+// they were placed, and of nothing else that happened to them except being mapped.
 func (d *Device) SetEviction(name string) error {
 	rule, err := newRule(name)
 	if err != nil {
@@ -134,8 +134,8 @@ func (d *Device) SetEviction(name string) error {
 	return nil
 }
 
-// SetTenants replaces what is configured of tenants on all the devices. It changes nothing where CheckTenants of one
-// finds something wrong. No budget changes meanwhile.
+// SetTenants replaces the configured tenants on all the devices. If CheckTenants of one device fails, it changes
+// nothing. No budget changes meanwhile.
 func SetTenants(devices []*Device, list []tenants.Tenant) error {
 	for _, d := range devices {
 		d.budgeting.Lock()
@@ -156,7 +156,7 @@ func SetTenants(devices []*Device, list []tenants.Tenant) error {
 	return nil
 }
 
-// CheckTenants says what is wrong with a list of tenants, for this device.
+// CheckTenants returns an error if this device cannot have these tenants.
 func (d *Device) CheckTenants(list []tenants.Tenant) error {
 	if err := tenants.CheckFor(d.Budget(), list); err != nil {
 		return refuse(syscall.EINVAL, "device %d: %v", d.info.Ordinal, err)
@@ -164,14 +164,15 @@ func (d *Device) CheckTenants(list []tenants.Tenant) error {
 	return nil
 }
 
-// SetLowest says what the lowest priority is that a Key may have. It is 0 at first.
+// SetLowest sets the lowest priority that a Key may have. It is 0 at first.
 func (d *Device) SetLowest(priority int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.lowest = priority
 }
 
-// Account returns on whose account the memory of a process is. EACCES where it may not be the tenant that it names.
+// Account returns the tenant that is charged for the memory of a process. EACCES if the process may not be the tenant
+// that it names.
 func (d *Device) Account(p tenants.Process) (tenants.ID, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -182,35 +183,36 @@ func (d *Device) Account(p tenants.Process) (tenants.ID, error) {
 	return id, nil
 }
 
-// UserPins is how much of a device the programs of one user map. An extent that several map counts once for each user.
+// UserPins is how much of a device one user's programs map. An extent that several users map counts for each.
 type UserPins struct {
 	User  uint32 `json:"user"`
 	Bytes int64  `json:"bytes"`
 }
 
-// Status is how much of a device's memory is used for what.
+// Status is how the memory of a device is used.
 type Status struct {
 	// Eviction is the rule that chooses victims.
 	Eviction string
-	// Budget is the bytes of the device's own memory that may be used, Why says where it comes from.
+	// Budget is how many bytes of the device's own memory may be used. Why tells where the budget comes from.
 	Budget  int64
 	Why     string
 	Extents int
-	Mapped  int64 // bytes of those that clients map
-	// Pinned is the bytes of extents in pinned memory of the host. MovedOut are the bytes that moved there from the
+	Mapped  int64 // bytes of the extents that clients map
+	// Pinned is the bytes of extents in pinned host memory. MovedOut counts the bytes that moved there from the
 	// device's own memory so far, MovedIn those that moved back.
 	Pinned, MovedIn, MovedOut int64
-	// Departures is what left the device's own memory, or pinned memory, and why.
+	// Departures counts the extents that left the device's own memory or pinned memory, by reason.
 	Departures []Departure
 	OverBus    OverBus
-	Brackets   int // grants that were not given back
-	Waiting    int // grants that are waited for
+	Brackets   int // grants not yet given back
+	Waiting    int // grants that clients wait for
 	Users      []UserPins
-	// Pins is what extents of pinned Keys take on each user's account, PinnedIdle what nobody maps of them and stays.
+	// Pins is the size of pinned Keys' extents by user. PinnedIdle is the bytes of those that nobody maps and that
+	// stay.
 	Pins       []UserPins
 	PinnedIdle int64
-	// Tenants is who owns how much: of extents that are mapped, who mapped them first, and of the others, who did so
-	// last.
+	// Tenants is how much each tenant owns. A mapped extent belongs to the tenant that mapped it first, any other to
+	// the tenant that had it last.
 	Tenants []tenants.Account
 }
 
@@ -221,7 +223,7 @@ func (d *Device) Eviction() string {
 	return cmp.Or(d.eviction, policy.Default)
 }
 
-// Status returns what is so at the moment.
+// Status returns the current status.
 func (d *Device) Status() Status {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -241,7 +243,7 @@ func (d *Device) Status() Status {
 	return s
 }
 
-// wake has the reservation that waits for memory look again.
+// wake makes the reservation that waits for memory look again.
 func (d *Device) wake() {
 	select {
 	case d.freed <- struct{}{}:

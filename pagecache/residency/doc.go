@@ -1,22 +1,22 @@
-// Package residency owns the memory of devices that caches files: who has how much of it, where it is, who uses it, and
-// what goes when more is needed than there is.
+// Package residency manages the memory of devices that cache files: who has how much of it, where it is, who uses it,
+// and which extents are evicted when there is not enough.
 //
 // # Model
 //
-// A Device has Extents: each caches a range of pages of one file, for one Key. A Key is what one device holds of one
-// file; package pagecache implements it. This package knows neither what the bytes are, nor whether they are anywhere
-// else: it asks the Key to Clean an extent that is to go, and the Key lets go of it (Leave) when nothing would be lost.
+// A Device has Extents. Each caches a range of pages of one file, for one Key. A Key is what one device holds of one
+// file; package pagecache implements it. This package does not know what the bytes are, nor whether other copies exist.
+// To evict an extent it asks the Key to Clean it. The Key lets go of the extent (Leave) when nothing would be lost.
 //
-// Reserve is the only way to get memory. It gives a client all the extents of a range, pinned, or nothing. Whose
-// extents make room is up to a tenants.Ledger, and which of them to a policy.Rule.
+// Memory comes from Reserve and Grant only. Reserve pins all extents of a range for a client, or none. A tenants.Ledger
+// decides whose extents make room, and a policy.Rule which of them.
 //
 // # Ownership
 //
-// An Extent is used by its Key, from when it is placed until Leave; by every Pin, which a client's mapping has; and by
-// whoever copies from or to it without the Key's lock (Hold, LetGo). The last user frees the memory. A Key may use the
-// memory of its extents under its own lock without counting, since nobody but the Key calls Leave.
+// An Extent has these users: its Key, from when the extent is placed until Leave; every Pin, which a client's mapping
+// has; and every copy from or to it that runs without the Key's lock (Hold, LetGo). The last user frees the memory. A
+// Key may use its extents under its own lock without counting, because only the Key calls Leave.
 //
-// The programs of each user are charged for what they map: an extent counts once for each user, however many of the
+// Each user is charged for what that user's programs map. An extent counts once for each user, however many of the
 // user's programs map it.
 //
 // # States of an extent
@@ -40,62 +40,61 @@
 //
 // # Placements
 //
-// Where an extent's bytes live is its Placement: memory of the device's own, or pinned memory of the host. One function
-// changes it (Extent.place), counts the generations, and tells every Pin that asked (Pin.Watch). An extent that has a
-// Pin does not move. The Key sees to it that no client stores into one without: package pagecache takes it back from
-// clients whose mappings are movable before it Cleans or Rehouses it.
+// The Placement of an extent says where its bytes are: in the device's own memory, or in pinned host memory. One
+// function changes it (Extent.place), counts the generations, and tells every Pin that asked (Pin.Watch). An extent
+// that has a Pin does not move. The Key makes sure that no client stores into an extent without a Pin: package
+// pagecache takes extents back from clients with movable mappings before it Cleans or Rehouses them.
 //
-// Pinned memory is one pool of all devices of a mount (Pinned), bounded, made on demand, and kept for the next extent
-// when it is given back. Whoever needs room in it has extents of any device leave, without that device's turn. While a
-// user may still have some of it mapped, no other user gets that.
+// Pinned memory is one pool for all devices of a mount (Pinned). It is bounded, made on demand, and kept for the next
+// extent when it is given back. A reservation that needs room in it evicts extents of any device, without that device's
+// turn. While a user may still have some pinned memory mapped, no other user gets it.
 //
 // # Grants
 //
-// Grant is Reserve for a bracket: for ranges of several Keys, all or nothing. It takes the device's own memory, for
-// which idle extents go, and pinned memory for the rest. What another tenant left on the device moves there, too, where
-// the one who asks may own no more. Only where that is full too does it wait for other Grants to end, in a line, first
-// come first served; whoever waits holds nothing. Somebody who has a Grant already and would have to wait for another
-// one is refused instead. So Grants cannot wait for each other in a circle.
+// Grant is Reserve for a bracket: for ranges of several Keys, all or nothing. It evicts idle extents to get the
+// device's own memory, and uses pinned memory for the rest. If the tenant may not own more of the device, extents on
+// the device that it would take over from another tenant move to pinned memory, too. Only if pinned memory is full as
+// well does a Grant wait for other Grants to end, first come, first served. It holds nothing while it waits. A caller
+// that holds a Grant already is refused instead of waiting for another one. So Grants cannot deadlock.
 //
-// What leaves for a Grant leaves its memory to it, unless others may have that still, or kernels of a client that was
-// killed (stock.go). Nothing that a Grant makes is zeroed: the Key is told (Littered), and zeroes what nobody brings
-// before a client has the memory.
+// A Grant takes over the memory of its victims, unless other users may still have it mapped, or kernels of a killed
+// client may still store into it (stock.go). Grant does not zero this memory. Instead the Key learns that it is
+// Littered, and zeroes what is not filled before a client gets the memory.
 //
-// Memory that becomes free is given back in batches (Back): what nobody uses in pinned memory moves to the device's
-// own, of the tenant that owns least by its share first.
+// Free memory is used in batches (Back): idle extents in pinned memory move to the device's own memory, beginning with
+// the tenant that owns least relative to its share.
 //
 // # Making room
 //
-// Reserve tries to allocate before it evicts. Where there is no room, reservations of one device take turns, in the
-// order in which they came; a device's turns have nothing to do with another device's. Whoever has the turn asks Keys
-// to clean victims, one after another, and waits for memory that is about to be free. Victims of a Grant leave at once,
-// as many as it needs: their clients are waited for together. What has the turn made free is kept for it: a reservation
-// that comes meanwhile is served at once only if there is room for both. So one that needs little does not wait for one
-// that waits for a slow disk, and one that needs much is not starved by many that need little. Nobody takes mapped
-// memory from anybody, and a reservation that fails gives back all it got, so no two of them wait for each other.
+// Reserve tries to allocate before it evicts. If there is no room, the reservations of one device take turns, in order
+// of arrival; each device has its own turns. The reservation that has the turn asks Keys to clean victims, one after
+// another, and waits for memory that is about to be free. The victims of a Grant are cleaned at once, as many as it
+// needs, to wait for all their clients together. Memory that was freed for the turn's holder is kept for it: a later
+// reservation is served at once only if there is room for both. So a small reservation does not wait for one that waits
+// for a slow disk, and many small ones do not starve a large one. Nobody takes mapped memory away, and a reservation
+// that fails gives back all it got. So reservations cannot deadlock.
 //
 // # Pinned files
 //
-// A Key may be pinned, on some user's account. Its extents are no victims then, but those of a limited user only as far
-// as his share goes, the oldest ones first. Which these are is found out when a victim is looked for (pinned.go has the
-// host's memory, stay.go this). Explicit eviction, and the loss of rights or of the device, do not ask.
+// A Key may be pinned, on some user's account. Its extents are no victims then; a limited user's pins count only up to
+// the user's share, the oldest extents first. That is computed when a victim is chosen (stay.go; pinned.go is about
+// pinned host memory). Explicit eviction, lost rights and a lost device ignore pins.
 //
 // # Sizes
 //
-// The size of new extents follows from the size of the file at that moment (Size). Extents that are there stay as they
-// are, since clients may map them; new ones fill the gaps between them with the largest aligned blocks that fit
-// (size.go). So a file that was mapped while it was small has a few small extents where it begins, and large ones for
-// the rest.
+// The size of new extents follows from the size of the file at that moment (Size). Existing extents do not change,
+// because clients may map them. New ones fill the gaps with the largest aligned blocks that fit (size.go). So a file
+// that was mapped while it was small has a few small extents at its start, and large ones after that.
 //
 // # Locks
 //
-// Device.budgeting is held while the budget changes, or what is guaranteed of it, and comes before Device.mu. Who sets
-// tenants holds that of all devices, in the order of the cache. Device.mu is held while nobody waits:
-// never while a Key, a watcher or the device is called, but for Key.Pinned, which takes no lock. Who looks for a victim
-// looks at every extent under it. Pinned.mu comes after it, and is a leaf. A Key may hold its own lock when it calls
-// this package, but for Reserve, Grant, Evict and Back, which call Keys.
+// Device.budgeting is held while the budget or the guarantees change, and comes before Device.mu. SetTenants holds that
+// of all devices, in the order of the cache. Device.mu is never held while a Key, a watcher or the device is called, so
+// nobody blocks under it. The exceptions are Key.Pinned and Key.Preference, which take no lock. The search for a victim
+// looks at every extent under Device.mu. Pinned.mu comes after Device.mu and is a leaf. A caller may hold a Key's lock,
+// except when it calls Reserve, Grant, Keep, Back, Trim, SetBudget or Follow: these call Keys.
 //
 // # What it does not do
 //
-// It does no I/O but on devices, knows no clients, and starts no goroutine.
+// It does no I/O except on devices, knows no clients, and starts no goroutine that outlives a call.
 package residency

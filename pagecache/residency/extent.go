@@ -15,11 +15,11 @@ import (
 type Tier uint8
 
 const (
-	// TierNone is no memory: only home may have the bytes.
+	// TierNone means no memory: only home may have the bytes.
 	TierNone Tier = iota
 	// TierVRAM is the device's own memory.
 	TierVRAM
-	// TierHost is pinned memory of the host, at the same addresses for programs, and slower.
+	// TierHost is pinned host memory. Programs see it at the same addresses; it is slower.
 	TierHost
 )
 
@@ -28,12 +28,12 @@ type Placement struct {
 	Tier Tier
 	// Memory is nil in TierNone.
 	Memory gpubackend.Memory
-	// Generation counts the placements that the extent has had. The first one with memory is 1.
+	// Generation counts the extent's placements. The first one with memory is 1.
 	Generation uint64
 }
 
-// state is that of an Extent; the package comment has their transitions. Those that a Key has are idle or mapped by
-// whether there are pins.
+// state is an Extent's state; the package comment has the transitions. A held extent is mapped if it has pins, and idle
+// otherwise.
 type state uint8
 
 const (
@@ -49,47 +49,48 @@ type Extent struct {
 	key   Key
 	pages page.Range // immutable
 	size  int64      // immutable; in bytes
-	// littered says that the memory had anything in it when the extent was made. Immutable.
+	// littered means that the memory could hold old bytes when the extent was made. Immutable.
 	littered bool
 
 	placement atomic.Pointer[Placement] // never nil; changed by place
-	// users are the Key, every Pin, and those who copy. The last one frees the memory.
+	// users counts the Key, every Pin, and every copy in progress. The last one frees the memory.
 	users atomic.Int32
 
 	id      policy.ID      // protected by Device.mu
-	owner   tenants.ID     // the first of mappers, or the last there was; protected by Device.mu
-	mappers []tenants.ID   // one for each pin that Keep did not make, in order; protected by Device.mu
-	counted Tier           // of which the owner's account has it, TierNone: none; protected by Device.mu
+	owner   tenants.ID     // the first of mappers, or the last one there was; protected by Device.mu
+	mappers []tenants.ID   // one for each pin except Keep's, in order; protected by Device.mu
+	counted Tier           // the tier in whose account x is counted, TierNone: in none; protected by Device.mu
 	state   state          // protected by Device.mu
-	pins    map[uint32]int // of each user; protected by Device.mu
-	kept    int            // pins that Keep made; protected by Device.mu
-	mapped  int            // pins of all users, and kept; protected by Device.mu
+	pins    map[uint32]int // number of pins by user; protected by Device.mu
+	kept    int            // number of pins that Keep made; protected by Device.mu
+	mapped  int            // number of all pins, kept ones included; protected by Device.mu
 	watches []*Pin         // protected by Device.mu
-	written bool           // a program changed some of it since it was placed; protected by Device.mu
-	moving  bool           // other memory is being filled for it; protected by Device.mu
-	had     []uint32       // users who may have been given the memory that it has; protected by Device.mu
+	written bool           // a program changed x since it was placed; protected by Device.mu
+	moving  bool           // x is being copied to other memory; protected by Device.mu
+	had     []uint32       // users that may have been given x's memory; protected by Device.mu
 }
 
 // Pages returns the pages of the file that x caches.
 func (x *Extent) Pages() page.Range { return x.pages }
 
-// Size returns the bytes of x. At the end of what a file can have they are more than its pages'.
+// Size returns the bytes of x. At the end of the largest possible file, that is more than its pages have.
 func (x *Extent) Size() int64 { return x.size }
 
-// Littered reports whether x may have had anything in it when it was made, rather than zeros.
+// Littered reports whether x could hold old bytes, rather than zeros, when it was made.
 func (x *Extent) Littered() bool { return x.littered }
 
-// Placement returns where the bytes are. It stays so while the caller uses x, as the package comment has it.
+// Placement returns where the bytes are. It does not change while the caller uses x; see the package comment.
 func (x *Extent) Placement() Placement { return *x.placement.Load() }
 
-// Memory returns the Memory of the Placement.
+// Memory returns the Placement's Memory.
 func (x *Extent) Memory() gpubackend.Memory { return x.placement.Load().Memory }
 
-// Hold counts one more user, who copies from or to the memory. x is in use already, by the Key or by the caller.
+// Hold counts one more user, who copies from or to the memory. The Key or the caller uses x already.
 func (x *Extent) Hold() { x.users.Add(1) }
 
-// TryHold is Hold for a caller who may not use x: it reports false where nobody does, and the memory is being freed. It
-// needs no lock. So whoever looks that nobody copies, before he changes where x is, first tells those who may try.
+// TryHold is Hold for a caller who does not use x. It reports false if nobody uses x: then the memory is being freed,
+// or x moves. It needs no lock. So whoever wants to change x's placement must first make sure that no new caller tries,
+// and then look for copies.
 func (x *Extent) TryHold() bool {
 	for {
 		n := x.users.Load()
@@ -102,11 +103,11 @@ func (x *Extent) TryHold() bool {
 	}
 }
 
-// dying is in Extent.had for clients that ended without unmapping. No user has this number (chown(2)).
+// dying in Extent.had stands for clients that ended without unmapping. No user has this number (chown(2)).
 const dying = math.MaxUint32
 
-// Abandon says that a client which was given the memory ended and did not unmap it. Its kernels may go on storing there
-// for a while, whoever's the memory is by then.
+// Abandon notes that a client that was given the memory ended without unmapping it. The client's kernels may store
+// there for a while longer, whoever has the memory by then.
 func (x *Extent) Abandon() {
 	x.dev.mu.Lock()
 	defer x.dev.mu.Unlock()
@@ -115,7 +116,7 @@ func (x *Extent) Abandon() {
 	}
 }
 
-// LetGo takes a user back. It blocks until the device has freed the memory, where that was the last one.
+// LetGo ends one use. The last one frees the memory, and blocks until the device has done so.
 func (x *Extent) LetGo() {
 	if x.users.Add(-1) > 0 {
 		return
@@ -135,8 +136,8 @@ func (x *Extent) LetGo() {
 	d.wake()
 }
 
-// free gives memory back, to who makes room, to the device or to the pool of pinned memory. had are the users who may
-// have been given it.
+// free gives memory to the grant that makes room, to the pool of pinned memory, or to the device. had are the users
+// that may have been given it.
 func (d *Device) free(at Placement, had []uint32) {
 	if at.Tier == TierHost {
 		d.pinned.put(d, at.Memory, had)
@@ -150,21 +151,21 @@ func (d *Device) free(at Placement, had []uint32) {
 	}
 }
 
-// freeOwn gives memory of the device's own back to it.
+// freeOwn frees memory of the device's own.
 func (d *Device) freeOwn(mem gpubackend.Memory) {
 	if err := mem.Free(); err != nil {
 		d.options.Log.Warn("freeing device memory", "device", d.info.Ordinal, "error", err)
 	}
 }
 
-// countLocked has the account of a tier count x as its owner's, and no other one, with Device.mu held.
+// countLocked counts x as its owner's in the account of one tier, and of no other. Device.mu is held.
 func (d *Device) countLocked(x *Extent, in Tier) {
 	d.ownLocked(x.counted, x.owner, -x.size)
 	d.ownLocked(in, x.owner, x.size)
 	x.counted = in
 }
 
-// ownLocked says that a tenant owns n more bytes of a tier, with Device.mu held.
+// ownLocked adds n bytes to what a tenant owns of a tier. Device.mu is held.
 func (d *Device) ownLocked(in Tier, id tenants.ID, n int64) {
 	switch in {
 	case TierVRAM:
@@ -174,7 +175,7 @@ func (d *Device) ownLocked(in Tier, id tenants.ID, n int64) {
 	}
 }
 
-// takenLocked counts n more bytes of a tier, with Device.mu held.
+// takenLocked adds n to the bytes taken of a tier. Device.mu is held.
 func (d *Device) takenLocked(t Tier, n int64) {
 	if t == TierHost {
 		d.takenHost += n
@@ -183,25 +184,25 @@ func (d *Device) takenLocked(t Tier, n int64) {
 	}
 }
 
-// Copied reports whether somebody uses x besides its Key and those who map it.
+// Copied reports whether x is in use by anyone other than its Key and its Pins.
 func (x *Extent) Copied() bool {
 	x.dev.mu.Lock()
 	defer x.dev.mu.Unlock()
 	return x.copiedLocked()
 }
 
-// copiedLocked is Copied for those who hold Device.mu.
+// copiedLocked is Copied for callers that hold Device.mu.
 func (x *Extent) copiedLocked() bool { return int(x.users.Load()) > 1+x.mapped }
 
-// Mapped returns how many Pins there are.
+// Mapped returns the number of Pins.
 func (x *Extent) Mapped() int {
 	x.dev.mu.Lock()
 	defer x.dev.mu.Unlock()
 	return x.mapped
 }
 
-// Leave has the Key let go of x, which the Key has. It reports false, and x stays, where somebody maps it and the
-// device is not lost.
+// Leave makes the Key let go of x, which the Key has. If somebody maps x and the device is not lost, x stays, and Leave
+// reports false.
 func (x *Extent) Leave(lost bool) bool {
 	d := x.dev
 	d.mu.Lock()
@@ -215,7 +216,7 @@ func (x *Extent) Leave(lost bool) bool {
 	return true
 }
 
-// Accessed tells the rule that so many bytes of x were accessed, with write: that some of them were changed.
+// Accessed tells the rule that a program accessed so many bytes of x, and with write changed some of them.
 func (x *Extent) Accessed(bytes int64, write bool) {
 	x.dev.mu.Lock()
 	defer x.dev.mu.Unlock()
@@ -225,7 +226,7 @@ func (x *Extent) Accessed(bytes int64, write bool) {
 	}
 }
 
-// leaveLocked takes x off the device's list, with Device.mu held.
+// leaveLocked takes x off the device's list. Device.mu is held.
 func (d *Device) leaveLocked(x *Extent) {
 	x.state = left
 	delete(d.extents, x.id)
@@ -233,11 +234,11 @@ func (d *Device) leaveLocked(x *Extent) {
 	d.leaving++
 	d.left++
 	d.rule.Note(policy.Event{Kind: policy.Left, ID: x.id})
-	d.rule.Note(policy.Event{Kind: policy.Forgotten, ID: x.id}) // what comes for these pages is another extent
+	d.rule.Note(policy.Event{Kind: policy.Forgotten, ID: x.id}) // the next extent for these pages is a new one
 	d.checkLocked()
 }
 
-// place changes where x is, and tells those who map it. Nobody copies from or to x meanwhile.
+// place changes x's placement, and tells its watchers. Nobody copies from or to x meanwhile.
 func (x *Extent) place(tier Tier, mem gpubackend.Memory) {
 	next := Placement{Tier: tier, Memory: mem, Generation: 0}
 	if was := x.placement.Load(); was != nil {

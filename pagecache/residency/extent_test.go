@@ -11,7 +11,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend/faulty"
 )
 
-// TestStates walks through the transitions that the package comment has.
+// TestStates walks through the transitions in the package comment.
 func TestStates(t *testing.T) {
 	d, _ := newDevice(t, 4, 1)
 	k := newKey(t, d)
@@ -42,7 +42,7 @@ func TestStates(t *testing.T) {
 	require.True(t, x.Leave(false))
 	k.has = nil
 	require.Equal(t, left, x.state)
-	require.EqualValues(t, granule, d.backend.Used(), "somebody copies from it")
+	require.EqualValues(t, granule, d.backend.Used(), "a copy still uses it")
 	require.Equal(t, at, x.Placement())
 	x.LetGo()
 	require.Equal(t, freed, x.state)
@@ -50,7 +50,7 @@ func TestStates(t *testing.T) {
 	require.Equal(t, Placement{Tier: TierNone, Generation: 2}, x.Placement())
 }
 
-// TestWhoMapsIsTold: the one call says where each extent is, and what becomes of it.
+// TestWhoMapsIsTold: Watch tells where each extent is, and every change of that.
 func TestWhoMapsIsTold(t *testing.T) {
 	d, _ := newDevice(t, 4, 1)
 	k := newKey(t, d)
@@ -68,10 +68,10 @@ func TestWhoMapsIsTold(t *testing.T) {
 	require.EqualValues(t, 2, told[len(told)-1].Generation)
 	p.Free()
 	x.place(TierVRAM, x.Memory())
-	require.Len(t, told, 2, "the client is gone")
+	require.Len(t, told, 2, "a freed Pin hears nothing more")
 }
 
-// TestLostWhileMapped: the memory stays for the client.
+// TestLostWhileMapped: the memory stays until the client unmaps it.
 func TestLostWhileMapped(t *testing.T) {
 	d, f := newDevice(t, 4, 1)
 	k := newKey(t, d)
@@ -87,7 +87,7 @@ func TestLostWhileMapped(t *testing.T) {
 	require.Zero(t, f.Used())
 }
 
-// TestLostWhileReserving: wherever the device is lost, nothing is left of the reservation.
+// TestLostWhileReserving: at whichever step the device is lost, nothing of the reservation is left.
 func TestLostWhileReserving(t *testing.T) {
 	for _, op := range []faulty.Op{faulty.Alloc, faulty.Zero} {
 		d, f := newDevice(t, 4, 1)
@@ -105,7 +105,7 @@ func TestLostWhileReserving(t *testing.T) {
 	}
 }
 
-// TestRefusals are of what can never be had.
+// TestRefusals: requests that can never fit are refused.
 func TestRefusals(t *testing.T) {
 	d, _ := newDevice(t, 4, 0.5)
 	k := newKey(t, d)

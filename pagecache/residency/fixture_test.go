@@ -24,10 +24,10 @@ const (
 	granulePages = granule / page.Size
 )
 
-// patient is how long tests wait for what happens.
+// patient is how long tests wait for something to happen.
 const patient = 20 * time.Second
 
-// newDevice makes a device of so many granules. At the end of the test it has nothing that somebody uses.
+// newDevice makes a device of so many granules. At the end of the test, nobody may use any of it.
 func newDevice(t *testing.T, granules int64, share float64) (*Device, *faulty.Device) {
 	t.Helper()
 	return newDeviceFrom(t, emulated.Options{Memory: granules * granule, Granularity: granule, Poison: true}, share)
@@ -54,21 +54,21 @@ func newDeviceFrom(t *testing.T, o emulated.Options, share float64) (*Device, *f
 	return d, f
 }
 
-// key is a Key that does as it is told.
+// key is a Key whose behaviour the test controls.
 type key struct {
 	d  *Device
 	mu sync.Mutex
 	// has are protected by mu.
 	has []*Extent
-	// home, if it is not nil, is what Clean waits for. arrived gets an element when it does.
+	// If home is not nil, Clean waits for it, and sends to arrived when it does.
 	home       chan struct{}
 	arrived    chan struct{}
 	preference atomic.Pointer[Preference]
-	adopts     chan struct{} // if it is not nil, Adopt sends an element, and then waits for one
-	refuses    atomic.Bool   // Clean reports that the bytes cannot be brought home
+	adopts     chan struct{} // if not nil, Adopt sends an element and then waits for one
+	refuses    atomic.Bool   // Clean reports that it cannot write back the bytes
 	lost       atomic.Bool
 	pinned     atomic.Pointer[Tenant] // what Pinned returns
-	asked      atomic.Int64           // how often for Extents
+	asked      atomic.Int64           // number of calls of Extents
 }
 
 func newKey(t *testing.T, d *Device) *key {
@@ -92,7 +92,7 @@ func (k *key) Extents(rg page.Range) (list []*Extent) {
 func (k *key) Adopt(x *Extent) bool {
 	if k.adopts != nil {
 		k.adopts <- struct{}{}
-		<-k.adopts // the test's
+		<-k.adopts // waits for the test
 	}
 	if len(k.Extents(x.Pages())) > 0 {
 		return false
@@ -144,7 +144,7 @@ func (k *key) Preference() Preference {
 	return Preference{}
 }
 
-// letGo has all extents leave.
+// letGo makes all extents leave.
 func (k *key) letGo(t *testing.T) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -154,12 +154,12 @@ func (k *key) letGo(t *testing.T) {
 	k.has = nil
 }
 
-// granules are those [from, to) of a file.
+// granules returns the granules [from, to) of a file.
 func granules(from, to page.Index) page.Range {
 	return page.Range{Start: from * granulePages, End: to * granulePages}
 }
 
-// take reserves some for a user, in one extent if that is possible.
+// take reserves granules for a user, in one extent if possible.
 func (k *key) take(user uint32, from, to page.Index) (*Pin, error) {
 	return k.takeWith(context.Background(), user, from, to)
 }
@@ -173,7 +173,7 @@ func (k *key) takeWith(ctx context.Context, user uint32, from, to page.Index) (*
 		By: Tenant{User: user, Limited: user != 0}})
 }
 
-// idle leaves an extent that nobody maps.
+// idle makes an extent that nobody maps.
 func (k *key) idle(t *testing.T, from, to page.Index) {
 	t.Helper()
 	p, err := k.take(0, from, to)
@@ -181,7 +181,7 @@ func (k *key) idle(t *testing.T, from, to page.Index) {
 	p.Free()
 }
 
-// taking is take that a test does not wait for.
+// taking starts a take in the background.
 func (k *key) taking(user uint32, from, to page.Index) <-chan outcome {
 	done := make(chan outcome, 1)
 	go func() {
@@ -196,7 +196,7 @@ type outcome struct {
 	err error
 }
 
-// soon returns what comes of done before the test loses patience.
+// soon returns the outcome, and fails the test if there is none within patient.
 func soon(t *testing.T, done <-chan outcome) *Pin {
 	t.Helper()
 	select {
@@ -204,12 +204,12 @@ func soon(t *testing.T, done <-chan outcome) *Pin {
 		require.NoError(t, o.err)
 		return o.Pin
 	case <-time.After(patient / 2):
-		t.Fatal("a reservation waits for what it need not wait for")
+		t.Fatal("a reservation waits without need")
 	}
 	return nil
 }
 
-// still sees that nothing came of done yet.
+// still checks that there is no outcome yet.
 func still(t *testing.T, done <-chan outcome) {
 	t.Helper()
 	select {
@@ -219,13 +219,13 @@ func still(t *testing.T, done <-chan outcome) {
 	}
 }
 
-// setTenants is SetTenants of a list that is right.
+// setTenants is SetTenants with a valid list.
 func (d *Device) setTenants(t *testing.T, list []tenants.Tenant) {
 	t.Helper()
 	require.NoError(t, SetTenants([]*Device{d}, list))
 }
 
-// waitTurns waits until so many reservations need room.
+// waitTurns waits until n reservations need room.
 func (d *Device) waitTurns(t *testing.T, n int) {
 	t.Helper()
 	require.Eventually(t, func() bool {

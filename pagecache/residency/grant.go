@@ -17,32 +17,32 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
-// Want is a range of a file that a bracket uses. Pages and Size are those of a Request.
+// Want is a range of a file that a bracket uses. Pages and Size are as in Request.
 type Want struct {
 	Key   Key
 	Pages page.Range
 	Size  int64
 }
 
-// Asking says who asks for a grant, and how.
+// Asking says who asks for a grant, and on what terms.
 type Asking struct {
 	By Tenant
-	// Process is the client's, for people.
+	// Process is the client's process, for messages.
 	Process uint32
-	// Nested says that who asks holds a grant already and gives none back before he has this one. He must not wait.
+	// Nested means that the caller holds a grant that it keeps until it gets this one. So it must not wait.
 	Nested bool
-	// Patience is how long he waits for others to give theirs back.
+	// Patience is how long the caller waits for others to give their grants back.
 	Patience time.Duration
 
-	first chan struct{} // closed when it is the first in line
+	first chan struct{} // closed when this is the first in line
 }
 
-// Grant is what a bracket uses, pinned: memory of the device's own, and pinned memory of the host for what did not fit.
+// Grant has what a bracket uses, pinned: the device's own memory, and pinned host memory for what did not fit.
 type Grant struct {
 	dev     *Device
 	process uint32
 	bytes   int64
-	pinned  int64 // of bytes, those in pinned memory of the host
+	pinned  int64 // of bytes, those in pinned host memory
 	since   time.Time
 	pins    []*Pin
 }
@@ -50,7 +50,7 @@ type Grant struct {
 // Pins returns a Pin for each Want, in their order.
 func (g *Grant) Pins() []*Pin { return g.pins }
 
-// Free gives all of it back, once. It blocks as Extent.LetGo does.
+// Free gives everything back. It may be called once. It blocks as Extent.LetGo does.
 func (g *Grant) Free() {
 	g.dev.mu.Lock()
 	delete(g.dev.grants, g)
@@ -61,20 +61,20 @@ func (g *Grant) Free() {
 	}
 }
 
-// errFull says that neither the device nor the host has memory for a grant, before others give theirs back.
-var errFull = errors.New("no memory before others give theirs back")
+// errFull means that neither the device nor the host has memory for a grant until others give theirs back.
+var errFull = errors.New("no memory until others give theirs back")
 
-// Grant returns memory for all of wants, or nothing. Nobody holds a part while waiting for the rest: what a try has got
-// goes back before the wait. Those who wait are served in the order in which they came, and only they wait: memory of
-// extents that no grant and no other Pin has makes room first, and then pinned memory of the host is used. Wants of one
-// Key do not overlap. It blocks as Reserve does, and for at most Patience while others hold what it needs. Errors:
-// those of Reserve; ENOMEM for what can never fit; ETIMEDOUT with who holds what; EDEADLK where Nested would have to
+// Grant returns memory for all of wants, or nothing. It first evicts extents that no grant and no other Pin has, then
+// uses pinned host memory, and then waits. Nobody holds a part while waiting for the rest: a failed attempt gives back
+// what it got before it waits. Those who wait are served in order of arrival; nobody else waits. Wants of one Key must
+// not overlap. Grant blocks as Reserve does, and for at most Patience while others hold what it needs. Errors: those of
+// Reserve; ENOMEM for wants that can never fit; ETIMEDOUT, which says who holds what; EDEADLK if Nested would have to
 // wait.
 func (d *Device) Grant(ctx context.Context, wants []Want, a Asking) (*Grant, error) {
 	if err := d.admitAll(wants, a.By.id()); err != nil {
 		return nil, err
 	}
-	if d.inLine() == 0 { // what needs no memory waits for no evictions of others
+	if d.inLine() == 0 { // a grant that needs no memory does not wait for others' evictions
 		if g, err := d.tryGrant(ctx, wants, &a, noAllocator, d.fits); !errors.Is(err, errFull) {
 			return g, err
 		}
@@ -102,7 +102,7 @@ func (d *Device) Grant(ctx context.Context, wants []Want, a Asking) (*Grant, err
 		}
 		select {
 		case <-changed:
-		case <-time.After(keptTick * 16): // clients that unmapped memory give it back in silence
+		case <-time.After(keptTick * 16): // clients do not report when they give back unmapped memory
 		case <-timeout.C:
 			return nil, refuse(syscall.ETIMEDOUT, "the bracket waited %v for %s on device %d. %s%s", a.Patience,
 				humanize.IBytes(uint64(need(wants))), d.info.Ordinal, d.holders(), d.maxima(a.By.id()))
@@ -112,7 +112,7 @@ func (d *Device) Grant(ctx context.Context, wants []Want, a Asking) (*Grant, err
 	}
 }
 
-// need is the bytes of the extents of all wants.
+// need returns the bytes of all wants' extents.
 func need(wants []Want) (bytes int64) {
 	for _, w := range wants {
 		bytes += Aligned(w.Pages, w.Size).Bytes()
@@ -120,7 +120,7 @@ func need(wants []Want) (bytes int64) {
 	return bytes
 }
 
-// admitAll refuses what can never be had.
+// admitAll refuses wants that can never fit.
 func (d *Device) admitAll(wants []Want, by tenants.ID) error {
 	budget := d.Budget()
 	most := budget + d.pinned.Limit()
@@ -144,7 +144,7 @@ func (d *Device) admitAll(wants []Want, by tenants.ID) error {
 		}
 	}
 	if own, pinned := d.mostOf(by); made > own+pinned {
-		return refuse(syscall.ENOMEM, "the bracket needs %s more on device %d, and %s may own no more than %s of it and %s of pinned memory "+
+		return refuse(syscall.ENOMEM, "the bracket needs %s more on device %d, but %s may own no more than %s of it and %s of pinned memory "+
 			"(the maxima of tenant %s); use less at once, or change the maxima with 'gaiafs set MOUNTPOINT tenants=FILE'",
 			humanize.IBytes(uint64(made)), d.info.Ordinal, by, humanize.IBytes(uint64(own)),
 			humanize.IBytes(uint64(pinned)), by)
@@ -163,7 +163,7 @@ func (d *Device) mostOf(id tenants.ID) (own, pinned int64) {
 	return own, d.pinned.most(id)
 }
 
-// maxima says for people, behind why a grant waited in vain, what keeps a tenant from more; "" for nothing.
+// maxima says which maxima limit a tenant, for the end of an error message; "" if none does.
 func (d *Device) maxima(id tenants.ID) string {
 	own, pinned := d.mostOf(id)
 	if own == d.Budget() && pinned == d.pinned.Limit() {
@@ -174,7 +174,7 @@ func (d *Device) maxima(id tenants.ID) string {
 		humanize.IBytes(uint64(own)), humanize.IBytes(uint64(pinned)), id)
 }
 
-// queue waits until those who came before have their grants, or none. It must end with unqueue, unless it fails.
+// queue waits until all earlier callers have their grants or have failed. If it succeeds, the caller must call unqueue.
 func (d *Device) queue(ctx context.Context, a *Asking) error {
 	a.first = make(chan struct{})
 	d.mu.Lock()
@@ -192,7 +192,7 @@ func (d *Device) queue(ctx context.Context, a *Asking) error {
 		d.unqueue(a)
 		return ctx.Err()
 	case <-timeout.C:
-		err := refuse(syscall.ETIMEDOUT, "the bracket waited %v for others that came before it on device %d. %s",
+		err := refuse(syscall.ETIMEDOUT, "the bracket waited %v behind earlier brackets on device %d. %s",
 			a.Patience,
 			d.info.Ordinal, d.holders())
 		d.unqueue(a)
@@ -209,7 +209,7 @@ func (d *Device) unqueue(a *Asking) {
 	}
 }
 
-// holders says who holds what, for people.
+// holders says who holds what, for error messages.
 func (d *Device) holders() string {
 	d.mu.Lock()
 	var list []*Grant
@@ -239,7 +239,7 @@ func (d *Device) holders() string {
 	return strings.Join(words, "; ")
 }
 
-// tryGrant pins all of wants, or nothing: errFull where others hold what it needs.
+// tryGrant pins all of wants, or nothing. errFull: others hold what it needs.
 func (d *Device) tryGrant(
 	ctx context.Context, wants []Want, a *Asking, allocate allocator, fit fitter,
 ) (_ *Grant, err error) {
@@ -252,7 +252,8 @@ func (d *Device) tryGrant(
 			}
 		}
 	}()
-	// What is there must not make room for the rest, nor for what others had, which comes last where it is too much.
+	// Pin the extents that exist first, so that they are not evicted for the others. Extents that would put the tenant
+	// over its maximum come last.
 	for _, w := range wants {
 		p := &Pin{dev: d, by: a.By}
 		g.pins = append(g.pins, p)
@@ -279,7 +280,7 @@ func (d *Device) tryGrant(
 	return g, nil
 }
 
-// join pins an extent that is there, but where its tenant would own more by that than it may.
+// join pins an existing extent, unless its tenant would then own more than it may.
 func (p *Pin) join(ctx context.Context, x *Extent) error {
 	d, id := p.dev, p.by.id()
 	if d.gains(id, x) {
@@ -313,7 +314,7 @@ func (p *Pin) complete(ctx context.Context, w Want, allocate allocator, fit fitt
 					return err
 				}
 				if !ok {
-					break // the Key's extents are others by now
+					break // the Key's extents have changed
 				}
 			}
 			rest.Start = of.pages.End
@@ -323,7 +324,7 @@ func (p *Pin) complete(ctx context.Context, w Want, allocate allocator, fit fitt
 	return nil
 }
 
-// affordAny is afford, of what is in pinned memory and the tenant's from then on too.
+// affordAny is afford. It also covers extents in pinned memory that the tenant takes over.
 func (p *Pin) affordAny(ctx context.Context, key Key, of piece, allocate allocator, fit fitter) (bool, error) {
 	d, id := p.dev, p.by.id()
 	if of.x != nil {
@@ -339,21 +340,22 @@ func (p *Pin) affordAny(ctx context.Context, key Key, of piece, allocate allocat
 	return p.afford(ctx, key, of, allocate, fit)
 }
 
-// gains is gainsLocked for a bracket, which uses what is pinned to the device where it is, whatever the maximum.
+// gains is gainsLocked for a bracket. A bracket uses extents of files pinned to the device where they are, whatever the
+// maximum.
 func (d *Device) gains(id tenants.ID, x *Extent) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.gainsLocked(id, x) && !d.stays()(x)
 }
 
-// gainsPinned is gains of pinned memory of the host.
+// gainsPinned is gains for pinned host memory.
 func (d *Device) gainsPinned(id tenants.ID, x *Extent) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return x.counted == TierHost && x.mapped <= x.kept && x.owner != id && d.pinned.limits(id)
 }
 
-// fitsPinned sees to it that a tenant which counts as owning x, in pinned memory, owns no more of that than it may.
+// fitsPinned evicts extents of a tenant from pinned memory until it owns no more than its maximum, with x counted.
 func (d *Device) fitsPinned(ctx context.Context, id tenants.ID) error {
 	if !d.pinned.overdrawn(id) {
 		return nil
@@ -375,7 +377,7 @@ func (d *Device) fitsPinned(ctx context.Context, id tenants.ID) error {
 	return nil
 }
 
-// fits is the fitter of grants for which all memory has to be there.
+// fits is the fitter of a grant that needs no room.
 func (d *Device) fits(_ context.Context, _ *Extent, by Tenant) error {
 	if d.over(by.id()) {
 		return errFull
@@ -383,8 +385,8 @@ func (d *Device) fits(_ context.Context, _ *Extent, by Tenant) error {
 	return nil
 }
 
-// house is the fitter of grants: what is the tenant's and nobody uses leaves, and else x moves to pinned memory. It
-// fails with errFull where others use x, or what x needs.
+// house is the fitter of grants. It evicts idle extents of the tenant; if that is not enough, it moves x to pinned
+// memory. It fails with errFull if others use x, or the memory that x needs.
 func (d *Device) house(ctx context.Context, x *Extent, by Tenant) error {
 	id := by.id()
 	if err := d.lessen(ctx, id); err != nil || !d.over(id) {
@@ -396,7 +398,7 @@ func (d *Device) house(ctx context.Context, x *Extent, by Tenant) error {
 	}
 	defer d.yield(mine)
 	d.pinned.own(id, x.size)
-	defer d.pinned.own(id, -x.size) // whoever pins x owns it
+	defer d.pinned.own(id, -x.size) // whoever pins x will own it
 	mem, _, err := d.allocatePinned(ctx, x.size, Tenant{Account: id})
 	if err != nil {
 		return err
@@ -409,14 +411,14 @@ func (d *Device) house(ctx context.Context, x *Extent, by Tenant) error {
 	d.pinned.put(d, mem, nil)
 	if x.key.Clean(ctx, x, true) {
 		d.departed(x, TierVRAM, ForMaximum, "")
-		return nil // it is made again
+		return nil // x left, and is made again
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.gainsLocked(id, x) {
 		return errFull
 	}
-	return nil // it left, or somebody else maps it by now
+	return nil // x left, or somebody else has mapped it
 }
 
 func (d *Device) inLine() int {
@@ -425,14 +427,14 @@ func (d *Device) inLine() int {
 	return len(d.line)
 }
 
-// noAllocator is the allocator of grants for which all memory has to be there.
+// noAllocator is the allocator of a grant that needs no room.
 func noAllocator(context.Context, Key, int64, Tenant, func() bool) (found, error) {
 	return found{}, errFull
 }
 
-// allocateOnHost is stock.allocate of pinned memory alone. The caller has the turn.
+// allocateOnHost is stock.allocate for pinned memory only. The caller has the turn.
 func (d *Device) allocateOnHost(ctx context.Context, size int64, by Tenant) (found, error) {
-	d.pinned.own(by.id(), size) // so that it counts when a victim is looked for
+	d.pinned.own(by.id(), size) // now, so that it counts when a victim is chosen
 	mem, littered, err := d.allocatePinned(ctx, size, by)
 	if err != nil {
 		d.pinned.own(by.id(), -size)
@@ -440,8 +442,7 @@ func (d *Device) allocateOnHost(ctx context.Context, size int64, by Tenant) (fou
 	return found{TierHost, mem, littered}, err
 }
 
-// allocatePinned is allocateOnHost of what is counted as the tenant's already. littered says that it may have anything
-// in it.
+// allocatePinned is allocateOnHost for memory that is counted as the tenant's already. littered: it may hold old bytes.
 func (d *Device) allocatePinned(ctx context.Context, size int64,
 	by Tenant) (mem gpubackend.Memory, littered bool, err error) {
 	for evicted := true; evicted; {
@@ -457,7 +458,7 @@ func (d *Device) allocatePinned(ctx context.Context, size int64,
 	return nil, false, errFull
 }
 
-// allocHost is alloc of pinned memory of the host.
+// allocHost is alloc for pinned host memory.
 func (d *Device) allocHost(size int64, user uint32) (mem gpubackend.Memory, littered bool, err error) {
 	d.mu.Lock()
 	d.making++
@@ -469,8 +470,8 @@ func (d *Device) allocHost(size int64, user uint32) (mem gpubackend.Memory, litt
 	return mem, littered, err
 }
 
-// Hold pins an extent for somebody, who is charged for it without a limit. It returns nil where its Key has let go of
-// it.
+// Hold pins an extent for a Tenant, who is charged for it without a limit. It returns nil if the extent's Key has let
+// go of it, or it is moving.
 func (d *Device) Hold(x *Extent, by Tenant) *Pin {
 	by.Limited = false
 	p := &Pin{dev: d, by: by}
@@ -480,13 +481,13 @@ func (d *Device) Hold(x *Extent, by Tenant) *Pin {
 	return p
 }
 
-// Keep pins the extents of key that overlap rg and are there, so that they stay while somebody works with them. It
+// Keep pins the extents of key that exist and overlap rg, so that they stay while the caller works with them. It
 // charges nobody, and waits only for extents that are moving.
 func (d *Device) Keep(key Key, rg page.Range) *Pin {
 	p := &Pin{dev: d, keeps: true}
 	for moves := true; moves; {
 		moves = false
-		for _, x := range key.Extents(rg) { // which waits, for the Key's lock is held while one moves
+		for _, x := range key.Extents(rg) { // waits, because the Key's lock is held while an extent moves
 			d.mu.Lock()
 			switch {
 			case x.moving:

@@ -16,13 +16,13 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
-// newPinnedDevice is newDevice with pinned memory of so many granules.
+// newPinnedDevice is newDevice with so many granules of pinned memory.
 func newPinnedDevice(t *testing.T, granules, pinned int64) (*Device, *faulty.Device) {
 	t.Helper()
 	return newDeviceOf(t, granules, NewPinned(pinned*granule))
 }
 
-// newDeviceOf is newPinnedDevice with pinned memory that other devices may have, too.
+// newDeviceOf is newPinnedDevice with pinned memory that other devices may share.
 func newDeviceOf(t *testing.T, granules int64, pinned *Pinned) (*Device, *faulty.Device) {
 	t.Helper()
 	e, err := emulated.New(emulated.Options{Memory: granules * granule, Granularity: granule})
@@ -47,7 +47,7 @@ func newDeviceOf(t *testing.T, granules int64, pinned *Pinned) (*Device, *faulty
 	return d, f
 }
 
-// want asks for the granules [from, to) in extents of one granule each.
+// want returns a Want for the granules [from, to), in extents of one granule each.
 func (k *key) want(from, to page.Index) Want {
 	return Want{Key: k, Pages: granules(from, to), Size: granule}
 }
@@ -64,8 +64,8 @@ func (k *key) tiers() (list []Tier) {
 	return list
 }
 
-// TestGrantTakesPinnedMemoryForTheRest has a grant that does not fit into the device, nor what is idle make room for
-// it.
+// TestGrantTakesPinnedMemoryForTheRest: a grant that does not fit on the device, even without idle extents, gets pinned
+// memory for the rest.
 func TestGrantTakesPinnedMemoryForTheRest(t *testing.T) {
 	d, _ := newPinnedDevice(t, 2, 2)
 	idle, k := newKey(t, d), newKey(t, d)
@@ -73,7 +73,7 @@ func TestGrantTakesPinnedMemoryForTheRest(t *testing.T) {
 	g, err := k.grant(false, 0, 3)
 	require.NoError(t, err)
 	require.Equal(t, []Tier{TierVRAM, TierVRAM, TierHost}, k.tiers())
-	require.Empty(t, idle.tiers(), "what was idle went first")
+	require.Empty(t, idle.tiers(), "idle extents left first")
 	require.EqualValues(t, granule, d.Status().Pinned)
 	g.Free()
 	again, err := k.grant(false, 0, 3)
@@ -81,7 +81,7 @@ func TestGrantTakesPinnedMemoryForTheRest(t *testing.T) {
 	again.Free()
 }
 
-// TestGrantIsWhole has one that cannot have all of its memory hold none.
+// TestGrantIsWhole: a grant that cannot get all of its memory holds none.
 func TestGrantIsWhole(t *testing.T) {
 	d, _ := newPinnedDevice(t, 3, 0)
 	a, b := newKey(t, d), newKey(t, d)
@@ -92,14 +92,14 @@ func TestGrantIsWhole(t *testing.T) {
 	require.ErrorContains(t, err, "process 7 holds 128 KiB")
 	require.EqualValues(t, 2*granule, d.Status().Mapped)
 	more, err := a.grant(true, 2, 3)
-	require.NoError(t, err, "what the other one had got makes room")
+	require.NoError(t, err, "the failed grant has given back what it got")
 	more.Free()
 	g.Free()
 	_, err = b.grant(false, 0, 4)
 	require.ErrorIs(t, err, syscall.ENOMEM)
 }
 
-// TestGrantWaitsWithoutLooking: what a grant gives back after it tried in vain is no reason to try again at once.
+// TestGrantWaitsWithoutLooking: a failed attempt's own memory, given back, does not trigger the next attempt.
 func TestGrantWaitsWithoutLooking(t *testing.T) {
 	d, _ := newPinnedDevice(t, 3, 0)
 	a, b := newKey(t, d), newKey(t, d)
@@ -112,7 +112,7 @@ func TestGrantWaitsWithoutLooking(t *testing.T) {
 	g.Free()
 }
 
-// TestGrantAfterPinnedMemoryIsRefused goes on without pinned memory where the host gives none.
+// TestGrantAfterPinnedMemoryIsRefused: if the host gives no pinned memory, a grant goes on without it.
 func TestGrantAfterPinnedMemoryIsRefused(t *testing.T) {
 	d, f := newPinnedDevice(t, 1, 1)
 	k := newKey(t, d)
@@ -124,7 +124,7 @@ func TestGrantAfterPinnedMemoryIsRefused(t *testing.T) {
 	g.Free()
 }
 
-// TestPinnedMemoryIsLittered has the next extent know that something may be in its memory.
+// TestPinnedMemoryIsLittered: an extent in recycled pinned memory knows that it may hold old bytes.
 func TestPinnedMemoryIsLittered(t *testing.T) {
 	d, f := newPinnedDevice(t, 1, 1)
 	held, err := newKey(t, d).grant(false, 0, 1)
@@ -136,7 +136,7 @@ func TestPinnedMemoryIsLittered(t *testing.T) {
 	g.Free()
 	k.letGo(t)
 	_, spare := d.pinned.Used()
-	require.EqualValues(t, granule, spare, "it is kept for the next one")
+	require.EqualValues(t, granule, spare, "it is kept for the next extent")
 	other := newKey(t, d)
 	g, err = other.grant(false, 0, 1)
 	require.NoError(t, err)
@@ -148,7 +148,7 @@ func TestPinnedMemoryIsLittered(t *testing.T) {
 	held.Free()
 }
 
-// TestPinnedMemoryIsGivenBack frees what nobody uses, and what another size needs.
+// TestPinnedMemoryIsGivenBack: spares are freed if nobody uses them, or if another size is needed.
 func TestPinnedMemoryIsGivenBack(t *testing.T) {
 	d, _ := newPinnedDevice(t, 4, 2)
 	a, _, err := d.pinned.take(d, granule, 0)
@@ -168,8 +168,9 @@ func TestPinnedMemoryIsGivenBack(t *testing.T) {
 	require.Zero(t, used)
 }
 
-// TestPinnedMemoryOfAnotherDevice makes room where nobody uses it: for a tenant at its maximum, what is its own, and of
-// a full pool what is of whoever has most. What a bracket of the other device uses stays.
+// TestPinnedMemoryOfAnotherDevice: idle extents of any device make room in pinned memory. A tenant at its maximum
+// evicts its own; a full pool evicts those of the tenant that owns most. An extent that a bracket of the other device
+// uses stays.
 func TestPinnedMemoryOfAnotherDevice(t *testing.T) {
 	pool := NewPinned(4 * granule)
 	far, _ := newDeviceOf(t, 1, pool)
@@ -213,13 +214,13 @@ func TestPinnedMemoryOfAnotherDevice(t *testing.T) {
 	pool.SetLimit(granule)
 	require.NoError(t, far.Trim(context.Background()))
 	usedNow, _ := pool.Used()
-	require.EqualValues(t, granule, usedNow, "of the other device, too")
+	require.EqualValues(t, granule, usedNow, "including the other device's")
 	pool.SetLimit(4 * granule)
 	mapped.Free()
 }
 
-// TestPinnedMemoryOfOthers is not given to a user while another one may have it still, nor to the same one where he
-// could store there by an export that he has, and not by one for reading.
+// TestPinnedMemoryOfOthers: a user does not get pinned memory that another user may still have. Nor does the same user
+// get it, if an old export is writable and the new contents may be read-only for the user.
 func TestPinnedMemoryOfOthers(t *testing.T) {
 	d, _ := newPinnedDevice(t, 1, 3)
 	mem, _, err := d.pinned.take(d, granule, 1)
@@ -247,7 +248,7 @@ func TestPinnedMemoryOfOthers(t *testing.T) {
 	d.pinned.put(d, other, []uint32{2})
 }
 
-// TestKeptExtentsStay has extents that somebody works with be no victims, and nobody be charged for them.
+// TestKeptExtentsStay: kept extents are not evicted, and nobody is charged for them.
 func TestKeptExtentsStay(t *testing.T) {
 	d, _ := newPinnedDevice(t, 1, 0)
 	k, other := newKey(t, d), newKey(t, d)
@@ -263,8 +264,8 @@ func TestKeptExtentsStay(t *testing.T) {
 	g.Free()
 }
 
-// TestKeepsWhatMoves has an extent that is moving be kept once it has moved: whoever brings extents up to date must not
-// leave one out.
+// TestKeepsWhatMoves: Keep waits for a moving extent and then keeps it, because whoever brings extents up to date must
+// not miss one.
 func TestKeepsWhatMoves(t *testing.T) {
 	d, _ := newPinnedDevice(t, 2, 2)
 	k := newKey(t, d)
@@ -284,7 +285,7 @@ func TestKeepsWhatMoves(t *testing.T) {
 	keep.Free()
 }
 
-// TestWhoGivesUpLeavesTheLine has those behind be served.
+// TestWhoGivesUpLeavesTheLine: when one Grant gives up, those behind it are served.
 func TestWhoGivesUpLeavesTheLine(t *testing.T) {
 	d, _ := newPinnedDevice(t, 1, 0)
 	a := newKey(t, d)

@@ -4,7 +4,7 @@ package residency
 
 import "fmt"
 
-// checkLocked panics where what d counts is not what its extents say, with Device.mu held.
+// checkLocked panics if the Device's counts contradict its extents. Device.mu is held.
 func (d *Device) checkLocked() {
 	charges, mapped, bytes := make(map[uint32]int64), int64(0), int64(0)
 	for id, x := range d.extents {
@@ -29,7 +29,7 @@ func (d *Device) checkLocked() {
 				id, x.pages, x.state, x.users.Load(), x.mapped, x.pins, x.Placement()))
 		}
 	}
-	// A user may be charged for what is being made, and for what left with a lost device.
+	// A user may also be charged for extents being made, and for extents that left with a lost device.
 	for user, n := range charges {
 		if d.charges[user] < n {
 			panic(fmt.Sprintf("user %d maps %d bytes and is charged for %d", user, n, d.charges[user]))

@@ -8,27 +8,26 @@ import (
 	humanize "github.com/dustin/go-humanize"
 )
 
-// A device's budget may follow what others take of its memory. Two looks that see the same never change it twice: it
-// shrinks where less than the floor would be left for others, by enough to leave them two floors, and it grows where
-// more than three would be left.
+// A device's budget may follow what others use of its memory. Equal observations never change it twice. It shrinks if
+// less than one floor would be left for others, by enough to leave two floors. It grows if more than three floors would
+// be left.
 
 const (
-	// liveFloor is the part of a device's largest budget that is left to others: what a program asks for between two
-	// looks has to be there.
+	// 1/liveFloor of a device's largest budget is left to others: it has to cover what a program asks for between two
+	// observations.
 	liveFloor = 16
-	// growsAfter is how long memory has to be free before the budget grows: programs that free memory often take it
-	// again.
+	// growsAfter is how long memory must have been free before the budget grows: programs that free memory often take
+	// it again.
 	growsAfter = 2 * time.Second
-	// recallPause is the least time between two times that clients are asked for what they keep, mostRecallPause the
-	// most.
+	// recallPause and mostRecallPause are the shortest and the longest pause between two recalls of what clients keep.
 	recallPause, mostRecallPause = 500 * time.Millisecond, 16 * time.Second
 )
 
-// live is a budget that follows. Its methods are pure.
+// live is a budget that follows what others use. Its methods are pure.
 type live struct {
 	most, floor int64
-	since       time.Time // since when it could grow; zero: it could not
-	// recall is when clients are asked next for what they keep, pause how long after the time before. Zero: at once.
+	since       time.Time // since when the budget could grow; zero: it could not
+	// recall is the earliest time for the next recall, and pause the last pause before it. Zero: at once.
 	recall time.Time
 	pause  time.Duration
 }
@@ -37,14 +36,14 @@ func newLive(most, granularity int64) *live {
 	return &live{most: most, floor: max(most/liveFloor, granularity)}
 }
 
-// next returns the budget that follows from what is used of it and free beside. It is not below least.
+// next returns the new budget, given the bytes used of it and the bytes free on the device. It is at least least.
 func (l *live) next(now time.Time, budget, used, free, least int64) int64 {
 	there := used + free
 	want := min(l.most, max(there-2*l.floor, least))
 	switch {
 	case budget > min(there-l.floor, l.most): // somebody may have set more than most
 		l.since = time.Time{}
-		return min(budget, max(want, least)) // which is more than the budget where least is
+		return min(budget, max(want, least)) // which exceeds the budget if least does
 	case want <= budget || want < l.most && budget >= there-3*l.floor:
 		l.since = time.Time{}
 		return budget
@@ -58,16 +57,17 @@ func (l *live) next(now time.Time, budget, used, free, least int64) int64 {
 	return want
 }
 
-// SetLive has the budget follow what others take of the device from the next Follow on, up to what the device was made
-// with. SetBudget ends that.
+// SetLive makes the budget follow what others use of the device, from the next Follow on, up to the memory that the
+// device was made with. SetBudget ends that.
 func (d *Device) SetLive() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.live = newLive(d.info.Memory, d.info.Granularity)
 }
 
-// Follow looks how much of the device's memory others have, and changes a live budget accordingly, as SetBudget does
-// and as long as that blocks. It does nothing where the budget is not live. Errors are those of the device and of ctx.
+// Follow looks how much of the device's memory others use, and changes a live budget accordingly. It changes it as
+// SetBudget does, and blocks as that does. If the budget is not live, it does nothing. Errors are those of the device
+// and of ctx.
 func (d *Device) Follow(ctx context.Context, now time.Time) error {
 	d.mu.Lock()
 	is := d.live != nil
@@ -80,8 +80,8 @@ func (d *Device) Follow(ctx context.Context, now time.Time) error {
 		return err
 	}
 	if d.shrinks(now, free) {
-		d.options.Recall(ctx) // what clients keep without need is not held
-		// Clients may have given memory back meanwhile.
+		d.options.Recall(ctx) // makes clients give up what they keep without need
+		// Clients may have given memory back.
 		if free, err = d.backend.Free(); err != nil {
 			return err
 		}
@@ -92,8 +92,8 @@ func (d *Device) Follow(ctx context.Context, now time.Time) error {
 	return nil
 }
 
-// shrinks reports whether a live budget is more than others leave, so that clients are to be asked for what they keep.
-// While that is in vain they are asked less and less often, since what they keep is what makes their brackets cheap.
+// shrinks reports whether a live budget is larger than what others leave, so that clients should be recalled. While
+// recalls do not help, they become rarer, because kept brackets are cheap brackets.
 func (d *Device) shrinks(now time.Time, free int64) bool {
 	used := d.backend.Used()
 	d.mu.Lock()
@@ -113,7 +113,7 @@ func (d *Device) shrinks(now time.Time, free int64) bool {
 	return true
 }
 
-// follow reports whether it changed the budget.
+// follow computes and sets a live budget. It reports whether the budget changed.
 func (d *Device) follow(now time.Time, free int64) bool {
 	d.budgeting.Lock()
 	defer d.budgeting.Unlock()
@@ -138,8 +138,8 @@ func (d *Device) follow(now time.Time, free int64) bool {
 	return true
 }
 
-// heldLocked is the bytes of the device's own memory that cannot leave, with Device.mu held: what is mapped, used by a
-// bracket, or pinned, what is being made for those who asked, and what has left and is not free yet.
+// heldLocked returns the bytes of the device's own memory that cannot leave: mapped, used by a bracket, or pinned;
+// being made; or left but not yet free. Device.mu is held.
 func (d *Device) heldLocked() int64 {
 	n, stays := d.taken, d.stays()
 	for _, x := range d.extents {
@@ -150,12 +150,12 @@ func (d *Device) heldLocked() int64 {
 	return d.whole(n)
 }
 
-// whole returns the bytes of the allocations that n bytes need.
+// whole rounds n up to whole allocations.
 func (d *Device) whole(n int64) int64 {
 	return (n + d.info.Granularity - 1) / d.info.Granularity * d.info.Granularity
 }
 
-// whyLocked says for people what a live budget comes from; "" where the device has all of it. Device.mu is held.
+// whyLocked explains a live budget for people; "" if the device has all of it. Device.mu is held.
 func (d *Device) whyLocked(budget, used, free, least int64) string {
 	if budget == d.live.most {
 		return ""

@@ -11,8 +11,8 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
-// TestLiveBudget: the budget shrinks where less than the floor is left for others, grows after a while where enough is,
-// and stays between.
+// TestLiveBudget: the budget shrinks if less than the floor is left for others, grows after a while if enough is left,
+// and does not change in between.
 func TestLiveBudget(t *testing.T) {
 	l := newLive(1600, 10) // the floor is 100
 	begin := time.Now()
@@ -46,8 +46,8 @@ func TestLiveBudget(t *testing.T) {
 	}
 }
 
-// TestLiveBudgetOfADevice: a device gives up what nobody maps when others take memory, keeps what programs map, what is
-// pinned and what is guaranteed, says why, and gets it back.
+// TestLiveBudgetOfADevice: when others take memory, a device gives up idle extents, and keeps what programs map, what
+// is pinned and what is guaranteed. It says why. When the others leave, it gets the memory back.
 func TestLiveBudgetOfADevice(t *testing.T) {
 	d, f := newDevice(t, 16, 1)
 	ctx, now := context.Background(), time.Now()
@@ -67,7 +67,7 @@ func TestLiveBudgetOfADevice(t *testing.T) {
 	require.EqualValues(t, 16*granule, d.Budget())
 	require.Empty(t, d.Status().Why)
 
-	f.SetFree(11 * granule) // all that is used
+	f.SetFree(11 * granule) // all that is in use
 	require.NoError(t, d.Follow(ctx, now))
 	require.EqualValues(t, 9*granule, d.Budget())
 	require.EqualValues(t, 9*granule, f.Used())
@@ -75,22 +75,22 @@ func TestLiveBudgetOfADevice(t *testing.T) {
 	require.NotContains(t, d.Status().Why, "programs map the rest")
 
 	f.SetFree(granule)
-	for range 10 { // others take what is given up
+	for range 10 { // others take what the device gives up
 		require.NoError(t, d.Follow(ctx, now))
 	}
-	require.EqualValues(t, 3*granule, d.Budget(), "what is mapped and pinned")
+	require.EqualValues(t, 3*granule, d.Budget(), "mapped and pinned extents stay")
 	require.Empty(t, idle.tiers())
 	require.Len(t, pinned.tiers(), 1)
 	require.Contains(t, d.Status().Why, "programs map the rest, or it is pinned or guaranteed")
 	pin.Free()
 	d.setTenants(t, []tenants.Tenant{{ID: tenants.User(1), Weight: 1, Guaranteed: granule + 1}})
 	require.NoError(t, d.Follow(ctx, now))
-	require.EqualValues(t, 2*granule, d.Budget(), "what is guaranteed, in whole allocations")
+	require.EqualValues(t, 2*granule, d.Budget(), "the guarantee, rounded up to whole allocations")
 	require.ErrorContains(t, d.CheckBudget(granule+1), "more is guaranteed to tenants than")
 
 	f.SetFree(20 * granule)
 	require.NoError(t, d.Follow(ctx, now))
-	require.EqualValues(t, 2*granule, d.Budget(), "not at once")
+	require.EqualValues(t, 2*granule, d.Budget(), "it waits for a while")
 	require.NoError(t, d.Follow(ctx, now.Add(growsAfter)))
 	require.EqualValues(t, 16*granule, d.Budget())
 	require.Empty(t, d.Status().Why)
@@ -98,12 +98,11 @@ func TestLiveBudgetOfADevice(t *testing.T) {
 	require.NoError(t, d.SetBudget(ctx, 4*granule, "a test"))
 	f.SetFree(granule)
 	require.NoError(t, d.Follow(ctx, now))
-	require.EqualValues(t, 4*granule, d.Budget(), "a size is not live")
+	require.EqualValues(t, 4*granule, d.Budget(), "a fixed size is not live")
 	require.Equal(t, "a test", d.Status().Why)
 }
 
-// TestGuaranteesOfALiveBudget: of two devices one of which got smaller meanwhile, none has guarantees that it cannot
-// keep.
+// TestGuaranteesOfALiveBudget: if one of two devices has become smaller, neither gets guarantees that it cannot keep.
 func TestGuaranteesOfALiveBudget(t *testing.T) {
 	other, _ := newDevice(t, 16, 1)
 	d, f := newDevice(t, 16, 1)
@@ -116,11 +115,11 @@ func TestGuaranteesOfALiveBudget(t *testing.T) {
 	require.ErrorIs(t, SetTenants([]*Device{other, d}, list), syscall.EINVAL)
 	for _, of := range []*Device{other, d} {
 		require.LessOrEqual(t, of.ledger.Guaranteed(), of.Budget())
-		require.Zero(t, of.ledger.Guaranteed(), "it is all or nothing")
+		require.Zero(t, of.ledger.Guaranteed(), "all devices or none")
 	}
 }
 
-// TestGuaranteesWhileABudgetChanges: tenants wait for a change of the budget that is under way.
+// TestGuaranteesWhileABudgetChanges: SetTenants waits for a change of the budget in progress.
 func TestGuaranteesWhileABudgetChanges(t *testing.T) {
 	d, _ := newDevice(t, 16, 1)
 	d.budgeting.Lock()
@@ -136,7 +135,7 @@ func TestGuaranteesWhileABudgetChanges(t *testing.T) {
 	d.resize(16 * granule)
 }
 
-// TestLiveBudgetAfterRecall: what is free is looked at again once clients gave back what they kept.
+// TestLiveBudgetAfterRecall: after clients gave back what they kept, the free memory is measured again.
 func TestLiveBudgetAfterRecall(t *testing.T) {
 	d, f := newDevice(t, 16, 1)
 	k := newKey(t, d)
@@ -151,18 +150,18 @@ func TestLiveBudgetAfterRecall(t *testing.T) {
 	require.EqualValues(t, 16*granule, d.Budget())
 }
 
-// TestLiveBudgetWhileMemoryIsMade: the budget is not less than what somebody is being given.
+// TestLiveBudgetWhileMemoryIsMade: the budget never falls below memory that is being allocated.
 func TestLiveBudgetWhileMemoryIsMade(t *testing.T) {
 	d, f := newDevice(t, 16, 1)
 	newKey(t, d).idle(t, 0, 4)
 	mem, err := d.alloc(8 * granule)
 	require.NoError(t, err)
 	d.SetLive()
-	f.SetFree(granule) // less than is used
+	f.SetFree(granule) // less than is in use
 	require.NoError(t, d.Follow(context.Background(), time.Now()))
 	require.EqualValues(t, 10*granule, d.Budget(), "two floors are left")
 	require.NoError(t, d.Follow(context.Background(), time.Now()))
-	require.EqualValues(t, 8*granule, d.Budget(), "what is made")
+	require.EqualValues(t, 8*granule, d.Budget(), "the memory being made")
 	require.NoError(t, mem.Free())
 	d.unmade(TierVRAM, 8*granule)
 }

@@ -8,16 +8,16 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
-// moving is what Extent.users counts while x moves, besides who would use it.
+// moving is what Extent.users counts from while x moves. It is so low that TryHold fails.
 const moving = math.MinInt32 / 2
 
-// Move has x in mem, memory of another tier and of x's size, once fill has copied its bytes there. The Key calls it
-// with its lock held, so that nobody stores into x. It reports false where somebody maps x or copies from it, or where
-// fill fails; then x stays where it is, and mem is the caller's.
+// Move moves x to mem, memory of another tier and of x's size. fill copies the bytes. The Key calls Move with its lock
+// held, so that nobody stores into x. Move reports false if somebody maps x or copies from it, or if fill fails. Then x
+// stays where it is, and the caller keeps mem.
 func (x *Extent) Move(tier Tier, mem gpubackend.Memory, fill func(from gpubackend.Memory) error) (bool, error) {
 	d := x.dev
 	d.mu.Lock()
-	// Who holds memory without the Key's lock finds nobody using x meanwhile.
+	// While x moves, those who hold memory without the Key's lock see it as unused.
 	if x.state != held || x.mapped > 0 || !x.users.CompareAndSwap(1, moving) {
 		d.mu.Unlock()
 		return false, nil
@@ -53,7 +53,7 @@ func (x *Extent) Move(tier Tier, mem gpubackend.Memory, fill func(from gpubacken
 	return true, nil
 }
 
-// Demote has x Move to pinned memory, where there is some and its owner may have more of it. fill copies x's bytes. It
+// Demote Moves x to pinned memory, if some is free and its owner may have more of it. fill copies x's bytes. Demote
 // waits for nobody's memory.
 func (x *Extent) Demote(ctx context.Context, fill func(from, to gpubackend.Memory) error) bool {
 	d := x.dev
@@ -79,8 +79,8 @@ func (x *Extent) Demote(ctx context.Context, fill func(from, to gpubackend.Memor
 	return moved
 }
 
-// promote has x, in pinned memory, move to the device's own where there is room for it, and where the tenant who asks
-// may own that. Nobody makes room.
+// promote moves x from pinned memory to the device's own, if there is room and the tenant who asks may own that. It
+// evicts nothing.
 func (d *Device) promote(ctx context.Context, x *Extent, asks tenants.ID) {
 	if x.Placement().Tier != TierHost || x.key.Preference().OnHost || x.Mapped() > 0 || !d.spare(x.size) ||
 		!d.claim(asks, x.size) {

@@ -12,24 +12,24 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
-// Tenant is who is charged for memory.
+// Tenant is the one who is charged for memory.
 type Tenant struct {
 	User uint32
-	// Limited says that the user may map no more than a share of the device.
+	// Limited means that the user may map no more than a share of the device.
 	Limited bool
-	// Account is on whose account the memory is, "" for the user's.
+	// Account names the tenant whose memory it is; "" means the user's.
 	Account tenants.ID
 }
 
-// id is the tenant's name in the ledger.
+// id returns the tenant's name in the ledger.
 func (t Tenant) id() tenants.ID { return cmp.Or(t.Account, tenants.User(t.User)) }
 
-// Pin is a client's hold on extents: they keep their memory, and where they are changes only as Watch tells.
+// Pin is a client's hold on extents. Pinned extents keep their memory. If their placement changes, Watch tells.
 type Pin struct {
 	dev     *Device
 	by      Tenant
-	keeps   bool      // Keep made it: it charges nobody
-	failed  bool      // it is of a try at a grant that failed: to give it back is no news for those who wait
+	keeps   bool      // made by Keep; nobody is charged
+	failed  bool      // of a failed attempt at a grant: its Free frees nothing that others wait for
 	extents []*Extent // in the order of their pages
 	told    func(x *Extent, at Placement)
 }
@@ -37,9 +37,9 @@ type Pin struct {
 // Extents returns the pinned extents in the order of their pages.
 func (p *Pin) Extents() []*Extent { return p.extents }
 
-// Watch calls told for each extent with where it is now, and later whenever that changes, until Free. The calls for
-// now are made by the caller of Watch, later ones by whoever moves the extent, with no lock of this package held. A Pin
-// is watched once.
+// Watch calls told for each extent with its current placement, and again whenever that changes, until Free. Watch makes
+// the first calls itself; whoever moves an extent makes the later ones, without a lock of this package. A Pin can be
+// watched once.
 func (p *Pin) Watch(told func(x *Extent, at Placement)) {
 	p.told = told
 	for _, x := range p.extents {
@@ -50,13 +50,13 @@ func (p *Pin) Watch(told func(x *Extent, at Placement)) {
 	}
 }
 
-// Accessed tells the rule of the device that a program accesses the pages of rg.
+// Accessed tells the device's rule that a program accesses the pages of rg.
 func (p *Pin) Accessed(rg page.Range) { p.accessed([]page.Range{rg}, false) }
 
-// Changed tells it that a program changed these pages, which are in order.
+// Changed tells the device's rule that a program changed these pages, which are in order.
 func (p *Pin) Changed(pages []page.Range) { p.accessed(pages, true) }
 
-// accessed counts the pages of each extent once.
+// accessed notes one access per extent.
 func (p *Pin) accessed(pages []page.Range, write bool) {
 	if len(pages) == 0 {
 		return
@@ -68,7 +68,7 @@ func (p *Pin) accessed(pages []page.Range, write bool) {
 		for len(pages) > 0 && pages[0].Start < x.pages.End {
 			bytes += pages[0].Intersect(x.pages).Bytes()
 			if pages[0].End > x.pages.End {
-				break // goes on in the next one
+				break // the range goes on in the next extent
 			}
 			pages = pages[1:]
 		}
@@ -81,14 +81,14 @@ func (p *Pin) accessed(pages []page.Range, write bool) {
 	}
 }
 
-// Abandon is that of each extent.
+// Abandon calls Abandon of each extent.
 func (p *Pin) Abandon() {
 	for _, x := range p.extents {
 		x.Abandon()
 	}
 }
 
-// Free gives the extents back, once. It blocks as LetGo does.
+// Free gives the extents back. It may be called once. It blocks as LetGo does.
 func (p *Pin) Free() {
 	for _, x := range p.extents {
 		p.dev.mu.Lock()
@@ -99,13 +99,13 @@ func (p *Pin) Free() {
 	p.extents = nil
 }
 
-// pin adds x to the Pin. It reports false where the Key has let go of x meanwhile.
+// pin adds x to the Pin. It reports false if the Key has let go of x, or x is moving.
 func (p *Pin) pin(x *Extent) (bool, error) {
 	d := p.dev
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if x.state != held || x.moving {
-		return false, nil // the Key's lock is held while it moves, so whoever asks the Key again waits
+		return false, nil // a moving extent's Key holds its lock, so whoever asks the Key again waits
 	}
 	if x.pins[p.by.User] == 0 {
 		if err := d.chargeLocked(p.by, x.size); err != nil {
@@ -116,7 +116,7 @@ func (p *Pin) pin(x *Extent) (bool, error) {
 	return true, nil
 }
 
-// pinLocked counts a Pin of an extent for which its user is charged, with Device.mu held.
+// pinLocked counts a Pin of an extent. Its user is charged already. Device.mu is held.
 func (d *Device) pinLocked(x *Extent, p *Pin) {
 	x.users.Add(1)
 	if p.keeps {
@@ -137,7 +137,7 @@ func (d *Device) pinLocked(x *Extent, p *Pin) {
 	d.checkLocked()
 }
 
-// unpinLocked takes back what pinLocked counted, but for the user of the memory, with Device.mu held.
+// unpinLocked undoes pinLocked, except for users: the caller calls LetGo. Device.mu is held.
 func (d *Device) unpinLocked(x *Extent, p *Pin) {
 	if i := slices.Index(x.watches, p); i >= 0 {
 		x.watches = slices.Delete(x.watches, i, i+1)
@@ -159,7 +159,7 @@ func (d *Device) unpinLocked(x *Extent, p *Pin) {
 	d.checkLocked()
 }
 
-// unmappedLocked takes back that a tenant maps x, with Device.mu held.
+// unmappedLocked removes a tenant's mapping of x. Device.mu is held.
 func (d *Device) unmappedLocked(x *Extent, by Tenant) {
 	if x.pins[by.User]--; x.pins[by.User] == 0 {
 		delete(x.pins, by.User)
@@ -170,8 +170,8 @@ func (d *Device) unmappedLocked(x *Extent, by Tenant) {
 	d.ownFirstLocked(x)
 }
 
-// ownFirstLocked puts x on the account of the first of those who map it, with Device.mu held. Where nobody does, it
-// stays where it is.
+// ownFirstLocked charges x to the first of those who map it. If nobody maps x, its owner does not change. Device.mu is
+// held.
 func (d *Device) ownFirstLocked(x *Extent) {
 	if len(x.mappers) == 0 || x.mappers[0] == x.owner {
 		return
@@ -181,17 +181,17 @@ func (d *Device) ownFirstLocked(x *Extent) {
 	d.ownLocked(x.counted, x.owner, x.size)
 }
 
-// charge notes that a user maps n more bytes, or says why she may not.
+// charge counts n more bytes that a user maps. ENOMEM if the user may not map them.
 func (d *Device) charge(by Tenant, n int64) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.chargeLocked(by, n)
 }
 
-// chargeLocked is charge for those who hold Device.mu.
+// chargeLocked is charge for callers that hold Device.mu.
 func (d *Device) chargeLocked(by Tenant, n int64) error {
 	if share := d.shareLocked(); by.Limited && d.charges[by.User]+n > share {
-		return refuse(syscall.ENOMEM, "user %d maps %s of device %d already, and no user may map more than %s of its %s, but root and "+
+		return refuse(syscall.ENOMEM, "user %d maps %s of device %d already, and no user may map more than %s of its %s, except root and "+
 			"who mounted; unmap something, or raise user-share with 'gaiafs set'", by.User,
 			humanize.IBytes(uint64(d.charges[by.User])),
 			d.info.Ordinal, humanize.IBytes(uint64(share)), humanize.IBytes(uint64(d.budget)))
@@ -200,7 +200,7 @@ func (d *Device) chargeLocked(by Tenant, n int64) error {
 	return nil
 }
 
-// dischargeLocked takes a charge back, with Device.mu held.
+// dischargeLocked undoes a charge. Device.mu is held.
 func (d *Device) dischargeLocked(by Tenant, n int64) {
 	if d.charges[by.User] -= n; d.charges[by.User] == 0 {
 		delete(d.charges, by.User)

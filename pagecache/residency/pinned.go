@@ -10,70 +10,70 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
-// Pinned is the pinned memory of the host that the devices of a mount may use. Memory that an extent gives back is kept
-// for the next one, since pinning takes long, until Trim finds that nobody wanted it. Its methods may be called from
-// any goroutine.
+// Pinned is the pinned host memory that the devices of a mount share. Pinning takes long, so memory that an extent
+// gives back is kept for the next one, until Trim finds that it went unused. Its methods may be called from any
+// goroutine.
 type Pinned struct {
 	mu      sync.Mutex
 	limit   int64         // bytes; protected by mu
-	used    int64         // bytes, those of spares included; protected by mu
-	spares  []spare       // the longest unused first; protected by mu
+	used    int64         // bytes, spares included; protected by mu
+	spares  []spare       // the longest unused comes first; protected by mu
 	changed chan struct{} // closed by notify; nil while nobody watches. Protected by mu
-	// ledger is who owns how much of what extents have. Protected by mu.
+	// ledger has who owns how much of extents' memory. Protected by mu.
 	ledger  *tenants.Ledger
-	devices []*Device // that use it; protected by mu
+	devices []*Device // the devices that use it; protected by mu
 }
 
 // spare is memory that no extent has.
 type spare struct {
 	dev   *Device
 	mem   gpubackend.Memory
-	had   []uint32 // users who may have been given it, and may have it still
+	had   []uint32 // users that may have been given it, and may have it still
 	since time.Time
 }
 
-// NewPinned returns a pool of at most limit bytes, of which none is made yet.
+// NewPinned returns an empty pool of at most limit bytes.
 func NewPinned(limit int64) *Pinned {
-	ledger, _ := tenants.New(limit, nil) // nothing is wrong with no tenants
+	ledger, _ := tenants.New(limit, nil) // without tenants, New cannot fail
 	return &Pinned{limit: limit, ledger: ledger}
 }
 
-// SetTenants has no tenant own more than the most that it may from now on. What is more stays until it asks for some.
+// SetTenants sets the tenants' maxima. A tenant over its new maximum keeps what it owns until it asks for more.
 func (p *Pinned) SetTenants(list []tenants.Tenant) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.ledger.Configure(tenants.OfPinned(list))
 }
 
-// Tenants returns who owns how much of what extents have.
+// Tenants returns how much each tenant owns of extents' memory.
 func (p *Pinned) Tenants() []tenants.Account {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.ledger.Accounts()
 }
 
-// own says that a tenant owns n more bytes, or asks for them; negative ones are given up.
+// own adds n bytes to what a tenant owns or asks for. n may be negative.
 func (p *Pinned) own(id tenants.ID, n int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.ledger.Add(id, n)
 }
 
-// overdrawn reports whether a tenant owns more than it may.
+// overdrawn reports whether a tenant owns more than its maximum.
 func (p *Pinned) overdrawn(id tenants.ID) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.ledger.Over(id)
 }
 
-// limits reports whether a tenant may not own all.
+// limits reports whether a tenant has a maximum.
 func (p *Pinned) limits(id tenants.ID) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.ledger.Most(id) > 0
 }
 
-// most returns the bytes that a tenant may own, no more than there are.
+// most returns how many bytes a tenant may own, at most the pool's limit.
 func (p *Pinned) most(id tenants.ID) int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -83,14 +83,14 @@ func (p *Pinned) most(id tenants.ID) int64 {
 	return p.limit
 }
 
-// victims is that of a tenants.Ledger.
+// victims is Ledger.Victims.
 func (p *Pinned) victims(asks tenants.ID) []tenants.ID {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.ledger.Victims(asks)
 }
 
-// devicesFrom returns d and, behind it, the other devices that have extents in p.
+// devicesFrom returns d, and then the other devices that have extents in p.
 func (p *Pinned) devicesFrom(d *Device) []*Device {
 	p.mu.Lock()
 	all := p.devices // only grows
@@ -104,31 +104,32 @@ func (p *Pinned) devicesFrom(d *Device) []*Device {
 	return list
 }
 
-// use notes that d uses p from now on.
+// use adds d to the devices that use p.
 func (p *Pinned) use(d *Device) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.devices = append(p.devices, d)
 }
 
-// Limit returns the bytes that may be used in all.
+// Limit returns the limit of the pool in bytes.
 func (p *Pinned) Limit() int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.limit
 }
 
-// SetLimit changes it. Memory that no extent has is given back where more is used; Device.Trim has extents follow.
+// SetLimit changes the limit. It frees spares while more is in use than the limit. Device.Trim evicts extents for the
+// rest.
 func (p *Pinned) SetLimit(bytes int64) {
 	p.mu.Lock()
 	p.limit = bytes
 	p.ledger.Resize(bytes)
 	p.mu.Unlock()
-	_ = p.room(0) // there may be none: then extents have it
+	_ = p.room(0) // fails if extents alone exceed the limit
 	p.notify()
 }
 
-// over reports whether more is used than may be.
+// over reports whether more is in use than the limit.
 func (p *Pinned) over() bool {
 	if p.room(0) == nil {
 		return false
@@ -138,7 +139,7 @@ func (p *Pinned) over() bool {
 	return p.used > p.limit
 }
 
-// Used returns the bytes that are pinned now, and how many of these no extent has.
+// Used returns the bytes that are pinned now, and how many of them are spares.
 func (p *Pinned) Used() (used, spare int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -148,9 +149,8 @@ func (p *Pinned) Used() (used, spare int64) {
 	return p.used, spare
 }
 
-// take returns memory for an extent of d that user will be given: a spare, or new memory. littered says that it may
-// have anything in it; else it is zeros. It fails with gpubackend.ErrNoMemory where the limit is reached or the host
-// refuses.
+// take returns memory for an extent of d that user will be given: a spare, or new memory. If littered is false, it is
+// zeros. ErrNoMemory of gpubackend if the limit is reached or the host refuses.
 func (p *Pinned) take(d *Device, size int64, user uint32) (mem gpubackend.Memory, littered bool, err error) {
 	if s, ok := p.recycle(d, size, user); ok {
 		return s.mem, true, nil
@@ -165,7 +165,7 @@ func (p *Pinned) take(d *Device, size int64, user uint32) (mem gpubackend.Memory
 	return mem, !mem.Zeroed(), nil
 }
 
-// recycle takes a spare that user may be given.
+// recycle takes a spare that may be given to user.
 func (p *Pinned) recycle(d *Device, size int64, user uint32) (spare, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -179,7 +179,7 @@ func (p *Pinned) recycle(d *Device, size int64, user uint32) (spare, bool) {
 	return spare{}, false
 }
 
-// room counts size more bytes, for which spares go where the limit is reached.
+// room counts size more bytes as used. If the limit is reached, it frees spares.
 func (p *Pinned) room(size int64) error {
 	p.mu.Lock()
 	var gone []spare
@@ -200,7 +200,7 @@ func (p *Pinned) room(size int64) error {
 	return nil
 }
 
-// put keeps what an extent of d had. had are the users who may have been given it.
+// put keeps memory of an extent of d as a spare. had are the users that may have been given it.
 func (p *Pinned) put(d *Device, mem gpubackend.Memory, had []uint32) {
 	p.mu.Lock()
 	p.spares = append(p.spares, spare{d, mem, had, time.Now()})
@@ -208,7 +208,7 @@ func (p *Pinned) put(d *Device, mem gpubackend.Memory, had []uint32) {
 	p.notify()
 }
 
-// drop frees spares that were taken from the list.
+// drop frees spares that the caller took from the list.
 func (p *Pinned) drop(gone []spare) {
 	for _, s := range gone {
 		size := s.mem.Size()
@@ -226,7 +226,7 @@ func (p *Pinned) unused(n int64) {
 	p.notify()
 }
 
-// Trim gives back to the host what nobody has used for so long.
+// Trim frees spares that have not been used for the given time.
 func (p *Pinned) Trim(unused time.Duration) {
 	p.mu.Lock()
 	n := 0
@@ -239,7 +239,7 @@ func (p *Pinned) Trim(unused time.Duration) {
 	p.drop(gone)
 }
 
-// watch returns a channel that is closed when memory may have become free, on any device.
+// watch returns a channel that is closed when memory may have become free on any device.
 func (p *Pinned) watch() <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()

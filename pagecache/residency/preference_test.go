@@ -8,7 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestPriorities: of a tenant's extents those of the lowest priority go first, whatever the rule, and come back last.
+// TestPriorities: of a tenant's extents, those of the lowest priority leave first, whatever the rule, and come back
+// last.
 func TestPriorities(t *testing.T) {
 	d, _ := newPinnedDevice(t, 16, 8)
 	ctx := context.Background()
@@ -34,8 +35,8 @@ func TestPriorities(t *testing.T) {
 	require.Len(t, high.tiers(), others)
 }
 
-// TestOnHost: grants of a Key that is to be on the host have pinned memory, though the device has room, and it does not
-// go back.
+// TestOnHost: grants of a Key that should be on the host get pinned memory, although the device has room. Its extents
+// do not move back.
 func TestOnHost(t *testing.T) {
 	d, _ := newPinnedDevice(t, 8, 4)
 	ctx, now := context.Background(), time.Now()
@@ -55,7 +56,8 @@ func TestOnHost(t *testing.T) {
 	require.Equal(t, []Tier{TierVRAM, TierVRAM}, k.tiers())
 }
 
-// TestOnHostOfMoreThanThereIs: what is to be on the host and finds no pinned memory there is on the device.
+// TestOnHostOfMoreThanThereIs: if there is no pinned memory for extents that should be on the host, they are on the
+// device.
 func TestOnHostOfMoreThanThereIs(t *testing.T) {
 	d, _ := newPinnedDevice(t, 8, 4)
 	k := newKey(t, d)

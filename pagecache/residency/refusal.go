@@ -10,7 +10,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
-// refusal is why there is no memory: an errno to act on and a sentence to read.
+// refusal says why there is no memory: an errno for programs and a sentence for people.
 type refusal struct {
 	errno syscall.Errno
 	text  string
@@ -23,7 +23,7 @@ func refuse(errno syscall.Errno, format string, args ...any) error {
 func (e *refusal) Error() string { return e.text }
 func (e *refusal) Unwrap() error { return e.errno }
 
-// full is why there is no memory where nothing can make room.
+// full returns the refusal for a device that nothing can make room on.
 func (d *Device) full(size int64) error {
 	budget := d.Budget()
 	if used := d.backend.Used(); used+size <= budget {
@@ -47,7 +47,7 @@ func (d *Device) full(size int64) error {
 		d.info.Ordinal, humanize.IBytes(uint64(budget)))
 }
 
-// most is why there is no memory for a tenant that may own no more.
+// most returns the refusal for a tenant that has reached its maximum.
 func (d *Device) most(id tenants.ID) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -57,14 +57,14 @@ func (d *Device) most(id tenants.ID) error {
 		humanize.IBytes(uint64(d.ledger.Most(id))), id)
 }
 
-// slow is why there is no memory where what could make room is still used.
+// slow returns the refusal for a device on which memory that could make room is still in use.
 func (d *Device) slow() error {
 	return refuse(syscall.ENOMEM,
 		"device %d is full: memory that could make room is still being copied from for programs on the CPU; the device is slow, or hangs",
 		d.info.Ordinal)
 }
 
-// named lists users.
+// named lists users for a message.
 func named(users []UserPins) string {
 	names := make([]string, len(users))
 	for i, u := range users {

@@ -13,54 +13,54 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
-// Key is what a device holds of a file. But for Pinned, its methods are called without any lock of this package, and
-// may block on a lock of the Key's.
+// Key is what a device holds of a file. Except for Pinned and Preference, its methods are called without any lock of
+// this package, and may block on the Key's own locks.
 type Key interface {
 	// Extents returns the extents that overlap rg, in order.
 	Extents(rg page.Range) []*Extent
-	// Adopt makes x one of the Key's. It reports false where the Key has one that overlaps x.
+	// Adopt adds x to the Key's extents. It reports false if one of them overlaps x.
 	Adopt(x *Extent) bool
-	// Clean brings home what only x has, and has it Leave. It reports false where x does not leave: somebody maps
-	// it, the bytes cannot be brought home, or whoever they would have to be brought to does not answer. copied
-	// says that x may leave although somebody copies from it, who frees it at the end: all others were asked before, so
-	// whoever is slow is waited for.
+	// Clean writes back what only x has, and makes it Leave. It reports false if x stays: somebody maps x, the bytes
+	// cannot be written back, or a client does not answer. With copied, x may leave while somebody copies from it; the
+	// copy's end frees the memory. That is the last resort, after all other victims, so Clean also waits for slow
+	// clients then.
 	Clean(ctx context.Context, x *Extent, copied bool) bool
-	// Rehouse has x Move to mem, memory of a tier, unless somebody maps it or copies from it. It reports false where x
-	// stays: then mem is the caller's.
+	// Rehouse Moves x to mem, memory of tier, unless somebody maps x or copies from it. If it reports false, x stays
+	// and the caller keeps mem.
 	Rehouse(ctx context.Context, x *Extent, tier Tier, mem gpubackend.Memory) bool
-	// Pinned reports whether the Key's extents stay although nobody maps them, and on whose account. It takes no lock:
-	// unlike the other methods it is called with Device.mu held.
+	// Pinned reports whether the Key's extents stay when nobody maps them, and on whose account. It takes no lock,
+	// because it is called with Device.mu held.
 	Pinned() (by Tenant, pinned bool)
-	// Preference returns where the Key's extents are to be. It takes no lock, as Pinned.
+	// Preference returns where the Key's extents should be. Like Pinned, it takes no lock.
 	Preference() Preference
 }
 
-// Preference says where a Key's extents are to be, as far as there is a choice.
+// Preference says where a Key's extents should be, if there is a choice.
 type Preference struct {
-	// Priority orders the extents of a tenant: lower ones go first, whatever the rule, and come back last.
+	// Priority orders the extents of a tenant: lower ones are evicted first, whatever the rule, and come back last.
 	Priority int
-	// OnHost has grants take pinned memory of the host for what has none of the device's own, as far as there is any.
+	// OnHost makes grants take pinned host memory for extents without memory, while there is some.
 	OnHost bool
 }
 
-// Request is what Reserve is asked for.
+// Request describes what Reserve shall pin.
 type Request struct {
-	// Pages are of the file. They are not empty.
+	// Pages of the file; not empty.
 	Pages page.Range
-	// Size is that of extents which are made for it: what the function of that name said.
+	// Size is the size of new extents, as the function Size chose it.
 	Size int64
-	// Ends says that the Key has no pages behind these, and never will.
+	// Ends means that the Key will never have pages after these.
 	Ends bool
 	By   Tenant
 }
 
-// errThere says that the Key got memory for the pages while somebody waited for room.
+// errThere means that the Key got memory for the pages while the reservation waited for room.
 var errThere = errors.New("somebody else reserved these pages")
 
-// Reserve returns a Pin of extents that cover the pages, all with memory; those that it makes have zeros. Where the
-// device is full, others make room. It blocks on the Key, on Keys of victims and on the device. After an error nothing
-// is pinned. Errors: ENOMEM with a sentence that says why, EOVERFLOW for the last extent that a file can have, those of
-// ctx and of the device. No lock is held by the caller that a Key may want.
+// Reserve returns a Pin of extents that cover the pages and have memory. New extents are zeros. If the device is full,
+// others are evicted. Reserve blocks on the Key, on the victims' Keys and on the device. After an error nothing is
+// pinned. Errors: ENOMEM with a sentence that says why, EOVERFLOW for the last extent of the largest possible file,
+// those of ctx and of the device. The caller must hold no lock that a Key may take.
 func (d *Device) Reserve(ctx context.Context, key Key, r Request) (*Pin, error) {
 	p := &Pin{dev: d, by: r.By}
 	for rest := r.Pages; !rest.Empty(); {
@@ -72,7 +72,7 @@ func (d *Device) Reserve(ctx context.Context, key Key, r Request) (*Pin, error) 
 		for i := 0; i < len(pieces) && err == nil; i++ {
 			var ok bool
 			if ok, err = p.afford(ctx, key, pieces[i], d.allocateOwn, d.settle); !ok {
-				break // the Key's extents are others by now
+				break // the Key's extents have changed
 			}
 			rest.Start = pieces[i].pages.End
 		}
@@ -84,10 +84,10 @@ func (d *Device) Reserve(ctx context.Context, key Key, r Request) (*Pin, error) 
 	return p, nil
 }
 
-// fitter sees to it that a tenant which counts as owning x, and does not map it yet, owns no more than it may.
+// fitter makes sure that a tenant stays within its maximum, with x counted, which it does not map yet.
 type fitter func(ctx context.Context, x *Extent, by Tenant) error
 
-// afford is take, of what is the tenant's from then on too only where that may own as much, or fit has it own less.
+// afford is take. If the tenant would become x's owner and thereby exceed its maximum, fit must make it own less first.
 func (p *Pin) afford(ctx context.Context, key Key, of piece, allocate allocator, fit fitter) (bool, error) {
 	d, owner := p.dev, p.by.id()
 	if of.x != nil && d.asks(owner, of.x) {
@@ -102,8 +102,7 @@ func (p *Pin) afford(ctx context.Context, key Key, of piece, allocate allocator,
 	return p.take(ctx, key, of, allocate)
 }
 
-// asks counts x as a tenant's that has a maximum, where it becomes that by being mapped. It reports false where it does
-// not.
+// asks counts x as a tenant's, if the tenant has a maximum and would own x by mapping it. It reports whether it did.
 func (d *Device) asks(owner tenants.ID, x *Extent) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -114,13 +113,14 @@ func (d *Device) asks(owner tenants.ID, x *Extent) bool {
 	return true
 }
 
-// gainsLocked reports whether x becomes a tenant's that has a maximum, of the device's own memory, by being mapped,
-// with Device.mu held.
+// gainsLocked reports whether a tenant with a maximum would own x by mapping it, in the device's own memory. Device.mu
+// is held.
 func (d *Device) gainsLocked(id tenants.ID, x *Extent) bool {
 	return d.ledger.Most(id) > 0 && x.counted == TierVRAM && x.mapped <= x.kept && x.owner != id
 }
 
-// settle is the fitter of memory that does not move: what is the tenant's leaves. It fails where programs map that.
+// settle is the fitter of memory that does not move: it evicts extents of the tenant. It fails if programs map all of
+// them.
 func (d *Device) settle(ctx context.Context, _ *Extent, by Tenant) error {
 	if err := d.lessen(ctx, by.id()); err != nil || !d.over(by.id()) {
 		return err
@@ -128,7 +128,7 @@ func (d *Device) settle(ctx context.Context, _ *Extent, by Tenant) error {
 	return d.most(by.id())
 }
 
-// lessen has extents leave that are a tenant's, until it owns no more than it may, or programs map all of them.
+// lessen evicts extents of a tenant until it owns no more than its maximum, or programs map all that is left.
 func (d *Device) lessen(ctx context.Context, owner tenants.ID) error {
 	if !d.over(owner) {
 		return nil
@@ -150,10 +150,10 @@ func (d *Device) lessen(ctx context.Context, owner tenants.ID) error {
 	return nil
 }
 
-// admit refuses what can never be had: bytes are those of the pieces.
+// admit refuses a request that can never fit. bytes is the size of the pieces.
 func (d *Device) admit(r Request, rest page.Range, pieces []piece, bytes int64) error {
 	if last := pieces[len(pieces)-1]; last.pages.End >= filePages {
-		// The extent ends at 2^63, which is no offset any more, here and in every client.
+		// The extent would end at 2^63, which is not a valid offset, here or in a client.
 		return refuse(syscall.EOVERFLOW, "the last %s that a file can have cannot be mapped",
 			humanize.IBytes(uint64(last.bytes())))
 	}
@@ -165,8 +165,7 @@ func (d *Device) admit(r Request, rest page.Range, pieces []piece, bytes int64) 
 	return nil
 }
 
-// take pins a piece, which it makes where it does not exist. It reports false where the Key's extents are no longer as
-// they were.
+// take pins a piece; if the extent does not exist, it makes it. It reports false if the Key's extents have changed.
 func (p *Pin) take(ctx context.Context, key Key, of piece, allocate allocator) (bool, error) {
 	if of.x != nil {
 		p.dev.promote(ctx, of.x, p.by.id())
@@ -178,7 +177,7 @@ func (p *Pin) take(ctx context.Context, key Key, of piece, allocate allocator) (
 	}
 	owner := p.by.id()
 	d.mu.Lock()
-	d.ledger.Add(owner, size) // from now on, so that it counts when a victim is looked for
+	d.ledger.Add(owner, size) // now, so that it counts when a victim is chosen
 	d.mu.Unlock()
 	x, err := d.make(ctx, key, of.pages, p.by, allocate)
 	d.mu.Lock()
@@ -193,14 +192,14 @@ func (p *Pin) take(ctx context.Context, key Key, of piece, allocate allocator) (
 	}
 	d.ledger.Add(owner, -size)
 	d.countLocked(x, x.Placement().Tier)
-	if x.counted == TierHost { // it was born there, since the device's own memory is for others
+	if x.counted == TierHost { // it was made there because the device's own memory was full or for others
 		d.pinned.own(owner, -size) // what allocateOnHost counted
 	}
 	d.placeLocked(x, p)
 	d.mu.Unlock()
 	adopted := key.Adopt(x)
 	d.mu.Lock()
-	d.making-- // not before: who finds nothing being made, and no extent, gives up
+	d.making-- // not earlier: a reservation that finds no extent left and none being made gives up
 	if adopted {
 		d.mu.Unlock()
 		d.wake()
@@ -215,10 +214,10 @@ func (p *Pin) take(ctx context.Context, key Key, of piece, allocate allocator) (
 	return false, nil
 }
 
-// allocator finds memory for an extent that is about to be made, for a tenant. there is as for Device.allocate.
+// allocator finds memory for an extent that will be made for a tenant. there is as in Device.allocate.
 type allocator func(ctx context.Context, key Key, size int64, by Tenant, there func() bool) (found, error)
 
-// found is memory for an extent. littered says that it may have anything in it, and that its extent is to be so.
+// found is memory for an extent. littered means that it may hold old bytes, and that the extent shall be littered, too.
 type found struct {
 	tier     Tier
 	mem      gpubackend.Memory
@@ -232,7 +231,7 @@ func (d *Device) allocateOwn(ctx context.Context, _ Key, size int64, by Tenant,
 	return found{TierVRAM, mem, false}, err
 }
 
-// make returns an extent that nobody knows of. Its owner is counted as owning it already.
+// make returns a new extent that nobody else knows. Its owner is counted already.
 func (d *Device) make(ctx context.Context, key Key, pages page.Range, by Tenant, allocate allocator) (*Extent, error) {
 	x := &Extent{dev: d, key: key, pages: pages, size: piece{pages: pages}.bytes(), owner: by.id(),
 		pins: make(map[uint32]int)}
@@ -240,7 +239,7 @@ func (d *Device) make(ctx context.Context, key Key, pages page.Range, by Tenant,
 	if err != nil {
 		return nil, err
 	}
-	// Memory may hold what another file left in it, and a client can reach every byte of an extent.
+	// Memory may hold bytes of another file, and a client can reach every byte of an extent.
 	if x.littered = got.littered; !x.littered && !got.mem.Zeroed() {
 		if err := d.backend.Zero(ctx, got.mem, 0, x.size); err != nil {
 			d.free(Placement{Tier: got.tier, Memory: got.mem}, nil)
@@ -254,7 +253,8 @@ func (d *Device) make(ctx context.Context, key Key, pages page.Range, by Tenant,
 	return x, nil
 }
 
-// placeLocked puts x on the device's list, used by its Key and pinned by p, whose user is charged. Device.mu is held.
+// placeLocked adds x to the device's list, with its Key as a user, and pinned by p, whose user is charged. Device.mu is
+// held.
 func (d *Device) placeLocked(x *Extent, p *Pin) {
 	d.named++
 	x.id, x.state = d.named, held
@@ -264,7 +264,7 @@ func (d *Device) placeLocked(x *Extent, p *Pin) {
 	d.pinLocked(x, p)
 }
 
-// alloc asks the device for memory of an extent that is being made from now on, until its Key was asked to Adopt it.
+// alloc asks the device for memory. The extent counts as being made from now on, until its Key was asked to Adopt it.
 func (d *Device) alloc(size int64) (gpubackend.Memory, error) {
 	d.mu.Lock()
 	d.making++
@@ -277,7 +277,7 @@ func (d *Device) alloc(size int64) (gpubackend.Memory, error) {
 	return mem, err
 }
 
-// unmade takes back what alloc counted, or allocHost.
+// unmade undoes what alloc or allocHost counted.
 func (d *Device) unmade(t Tier, size int64) {
 	d.mu.Lock()
 	d.making--

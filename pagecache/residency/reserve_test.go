@@ -17,8 +17,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// TestWhatFitsDoesNotWait: a reservation evicts to a home that takes its time. Others get what room there is beside
-// what it has made free for itself, and no more.
+// TestWhatFitsDoesNotWait: while one reservation evicts to a slow home, others get the room that it has not freed for
+// itself, and no more.
 func TestWhatFitsDoesNotWait(t *testing.T) {
 	d, f := newDevice(t, 8, 1)
 	quick, slow, others := newKey(t, d), newKey(t, d), newKey(t, d)
@@ -26,11 +26,11 @@ func TestWhatFitsDoesNotWait(t *testing.T) {
 	slow.idle(t, 0, 4)
 	slow.home = make(chan struct{})
 
-	big := others.taking(7, 8, 16) // needs all: evicts 2, then waits for the other 4
+	big := others.taking(7, 8, 16) // needs all of it: evicts 2 extents, then waits for the other 4
 	<-slow.arrived
 	require.EqualValues(t, 4*granule, f.Used())
 	small := soon(t, others.taking(8, 0, 2))
-	more := others.taking(8, 2, 3) // of what was evicted
+	more := others.taking(8, 2, 3) // of the evicted memory
 	d.waitTurns(t, 2)
 	still(t, more)
 	small.Free()
@@ -42,12 +42,12 @@ func TestWhatFitsDoesNotWait(t *testing.T) {
 	close(slow.home)
 	all := soon(t, big)
 	if o := <-more; o.err == nil {
-		t.Error("there is room for more than there is")
+		t.Error("a reservation got more room than there is")
 	}
 	all.Free()
 }
 
-// TestTurns: reservations that need room get it in the order in which they came.
+// TestTurns: reservations that need room get it in order of arrival.
 func TestTurns(t *testing.T) {
 	const n = 6
 	d, _ := newDevice(t, n, 1)
@@ -75,7 +75,7 @@ func TestTurns(t *testing.T) {
 	}
 }
 
-// TestSamePagesAtOnce: two reserve the same pages, and there is room for one.
+// TestSamePagesAtOnce: two clients reserve the same pages, and there is room for one extent.
 func TestSamePagesAtOnce(t *testing.T) {
 	d, f := newDevice(t, 1, 1)
 	k := newKey(t, d)
@@ -92,8 +92,8 @@ func TestSamePagesAtOnce(t *testing.T) {
 	b.Free()
 }
 
-// TestSamePagesWhileTheyAreAdopted: the one who waits does not give up in the moment when the memory is made, and the
-// Key does not have it yet.
+// TestSamePagesWhileTheyAreAdopted: a waiting reservation does not give up while the memory has been made and the Key
+// has not adopted it yet.
 func TestSamePagesWhileTheyAreAdopted(t *testing.T) {
 	d, f := newDevice(t, 1, 1)
 	k := newKey(t, d)
@@ -102,7 +102,7 @@ func TestSamePagesWhileTheyAreAdopted(t *testing.T) {
 	<-k.adopts
 	second := k.taking(8, 0, 1)
 	d.waitTurns(t, 1)
-	// it asks again and again
+	// The other reservation asks again and again.
 	require.Eventually(t, func() bool { return f.Calls(faulty.Alloc) >= 4 }, patient, time.Millisecond)
 	still(t, second)
 	k.adopts <- struct{}{}
@@ -112,7 +112,7 @@ func TestSamePagesWhileTheyAreAdopted(t *testing.T) {
 	b.Free()
 }
 
-// TestWhoGivesUpTakesNoTurn: a reservation that waits for its turn ends with its context.
+// TestWhoGivesUpTakesNoTurn: a reservation that waits for its turn ends when its context ends.
 func TestWhoGivesUpTakesNoTurn(t *testing.T) {
 	d, _ := newDevice(t, 2, 1)
 	slow, others := newKey(t, d), newKey(t, d)
@@ -139,7 +139,7 @@ func TestWhoGivesUpTakesNoTurn(t *testing.T) {
 	b.Free()
 }
 
-// TestFull: what cannot be brought home makes no room, and what nobody can have is said at once.
+// TestFull: extents that cannot be written back make no room, and requests that can never fit are refused at once.
 func TestFull(t *testing.T) {
 	d, _ := newDevice(t, 2, 1)
 	k, stubborn := newKey(t, d), newKey(t, d)
@@ -156,8 +156,8 @@ func TestFull(t *testing.T) {
 	p.Free()
 }
 
-// TestTheLargestOwnerGivesWay: who has more than the share of what is cached pays for it, be it who asks; the rule says
-// which extent goes.
+// TestTheLargestOwnerGivesWay: the tenant that owns most above its share gives way, even if it is the one who asks. The
+// rule chooses the extent.
 func TestTheLargestOwnerGivesWay(t *testing.T) {
 	d, _ := newDevice(t, 6, 1)
 	k := newKey(t, d)
@@ -182,18 +182,19 @@ func TestTheLargestOwnerGivesWay(t *testing.T) {
 	keep(8, 11)
 	require.Equal(t, "user 7: 3 of 3; user 8: 3 of 3; ", owners())
 	keep(8, 12)
-	require.Equal(t, "user 7: 3 of 3; user 8: 3 of 3; ", owners(), "it gave way itself")
+	require.Equal(t, "user 7: 3 of 3; user 8: 3 of 3; ", owners(), "the tenant that asked gave way itself")
 	require.Empty(t, k.Extents(granules(0, 1)), "with its oldest")
 	keep(9, 20)
 	require.Equal(t, "user 7: 2 of 2; user 8: 3 of 2; user 9: 1 of 2; ", owners())
 	keep(8, 4)
-	require.Equal(t, "user 7: 1 of 2; user 8: 4 of 2; user 9: 1 of 2; ", owners(), "who maps it now owns it")
+	require.Equal(t, "user 7: 1 of 2; user 8: 4 of 2; user 9: 1 of 2; ", owners(), "whoever maps it now owns it")
 	for _, x := range k.Extents(granules(0, 64)) {
 		require.True(t, k.Clean(t.Context(), x, true))
 	}
 }
 
-// TestCopiedGoesLast: an extent that is being copied goes where there is no other, and its memory is waited for.
+// TestCopiedGoesLast: an extent that is being copied is evicted only if there is no other one; then its memory is
+// waited for.
 func TestCopiedGoesLast(t *testing.T) {
 	d, _ := newDevice(t, 2, 1)
 	k, copied := newKey(t, d), newKey(t, d)
@@ -212,8 +213,8 @@ func TestCopiedGoesLast(t *testing.T) {
 	p.Free()
 }
 
-// TestManyUsersOfTwoDevices: whatever users do at once, nobody gets more than there is, or than a share, and nothing
-// stays behind.
+// TestManyUsersOfTwoDevices: whatever users do concurrently, nobody gets more than a device has or more than a share,
+// and nothing is leaked.
 func TestManyUsersOfTwoDevices(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("go test -run TestManyUsersOfTwoDevices; seed %d", seed)

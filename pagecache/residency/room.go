@@ -14,10 +14,10 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
-// keptTick is how often a device is asked whether clients gave memory back that they had unmapped.
+// keptTick is how often a device is asked whether clients gave back memory that they had unmapped.
 const keptTick = 2 * time.Millisecond
 
-// seen is what a reservation saw before it asked for memory in vain: if that is no longer so, it asks again.
+// seen is what a reservation saw before it asked for memory and got none. If that has changed, it asks again.
 type seen struct{ making, leaving, left int }
 
 func (d *Device) look() seen {
@@ -26,10 +26,10 @@ func (d *Device) look() seen {
 	return seen{d.making, d.leaving, d.left}
 }
 
-// allocate returns memory for an extent that is about to be made, and makes room where there is none. there reports
-// whether its Key has got memory meanwhile, upon which allocate may return errThere. Extents that somebody copies from
-// go last. No copy of them begins once they have left, and those under way are waited for, though not for longer than
-// Options.Patience.
+// allocate returns memory for an extent that will be made. If there is none, it makes room. there reports whether the
+// Key has got memory for the same pages in the meantime; then allocate may return errThere. Extents that somebody
+// copies from are evicted last. Once they have left, no new copy begins, and allocate waits for the old ones, for at
+// most Options.Patience.
 func (d *Device) allocate(ctx context.Context, size int64, owner tenants.ID,
 	there func() bool) (gpubackend.Memory, error) {
 	before := d.look()
@@ -60,14 +60,14 @@ func (d *Device) allocate(ctx context.Context, size int64, owner tenants.ID,
 	}
 }
 
-// over reports whether a tenant would own more than it may, with what it asks for.
+// over reports whether a tenant owns more than its maximum, including what it asks for.
 func (d *Device) over(owner tenants.ID) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.ledger.Over(owner)
 }
 
-// spare reports whether there may be room beside what the reservation that has the turn made free for itself.
+// spare reports whether there is room in addition to what the turn's holder has freed for itself.
 func (d *Device) spare(size int64) bool {
 	d.mu.Lock()
 	promised, budget := d.promised, d.budget
@@ -75,8 +75,7 @@ func (d *Device) spare(size int64) bool {
 	return promised == 0 || d.backend.Used()+promised+size <= budget
 }
 
-// makeRoom evicts one extent, or waits until some memory may have become free. Its error says why there will be no
-// room.
+// makeRoom evicts one extent, or waits until memory may have become free. Its error says why there will be no room.
 func (d *Device) makeRoom(ctx context.Context, size int64, owner tenants.ID, before seen, there func() bool,
 	w *waiting) error {
 	evicted, err := d.evict(ctx, TierVRAM, owner, ForMapping, sparing{copied: true}, 0)
@@ -98,17 +97,17 @@ func (d *Device) makeRoom(ctx context.Context, size int64, owner tenants.ID, bef
 	return w.wait(ctx, d, size, before)
 }
 
-// waiting is how long a reservation has been waiting for memory that is about to be free.
+// waiting is one reservation's wait for memory that is about to be free.
 type waiting struct{ patience <-chan time.Time }
 
-// wait returns nil when it is worth asking again.
+// wait returns nil when it is worth trying again.
 func (w *waiting) wait(ctx context.Context, d *Device, size int64, before seen) error {
 	if w.patience == nil {
 		w.patience = time.After(d.options.Patience())
 	}
 	var again <-chan time.Time
 	if before.leaving == 0 {
-		// A client that unmapped memory, or that ended, may be giving it back this moment.
+		// A client that unmapped memory, or that ended, may be giving it back right now.
 		again = time.After(keptTick)
 	}
 	select {
@@ -125,14 +124,15 @@ func (w *waiting) wait(ctx context.Context, d *Device, size int64, before seen) 
 	return nil
 }
 
-// sparing says which extents are no victims: those that somebody copies from, whose memory would go when that has
-// ended; and all that a program changed since they were placed.
+// sparing says which extents are not evicted: copied spares those that somebody copies from, because their memory is
+// freed only when the copy has ended; written spares those that a program changed since they were placed.
 type sparing struct{ copied, written bool }
 
-// evict has extents leave a tier, and reports whether there was one that did: of the device, or of pinned memory of any
-// device. It is one extent, or as many at once as have so many bytes. The caller has the turn of the device, and needs
-// none of others, which keep nothing of pinned memory for whoever has it. Clients are asked for the brackets that they
-// keep, which are never of pinned memory, where one of these might go rather than what is idle.
+// evict evicts extents from a tier, and reports whether one left. From pinned memory it evicts extents of any device.
+// It evicts one extent, or several at once that together have so many bytes. The caller has the turn of this device. It
+// needs no turn of another one, because no turn reserves pinned memory. Before evict takes an extent although one in a
+// bracket that a client keeps might be the better victim, it recalls kept brackets. Kept brackets are never in pinned
+// memory.
 func (d *Device) evict(ctx context.Context, from Tier, asks tenants.ID, why Why, but sparing,
 	bytes int64) (bool, error) {
 	why = d.reason(from, asks, why)
@@ -156,7 +156,7 @@ func (d *Device) evict(ctx context.Context, from Tier, asks tenants.ID, why Why,
 	}
 }
 
-// clean has extents leave, all at once, and reports whether one did.
+// clean evicts all extents of batch at once, and reports whether one left.
 func (d *Device) clean(ctx context.Context, batch []*Extent, from Tier, why Why, but sparing) bool {
 	var left atomic.Bool
 	var all sync.WaitGroup
@@ -178,11 +178,12 @@ func (d *Device) clean(ctx context.Context, batch []*Extent, from Tier, why Why,
 	return left.Load()
 }
 
-// mostVictims is how many extents leave at once. Their clients are told of all of these, and have short queues.
+// mostVictims limits how many extents leave at once, because each client hears of all of its victims and has a short
+// queue.
 const mostVictims = 8
 
-// victims returns the next victims of devices that have so many bytes, one at least, each as if those before it had
-// left. Unless any will do, they end before one that clients might have a better one for.
+// victims returns the next victims, at least one, that together have so many bytes, each chosen as if the earlier ones
+// had left. Unless any is set, the batch ends before a victim if a kept bracket may have a better one.
 func victims(devices []*Device, from Tier, asks tenants.ID, but sparing, asked map[*Extent]bool, bytes int64,
 	any bool) (batch []*Extent) {
 	for {
@@ -204,7 +205,7 @@ func victims(devices []*Device, from Tier, asks tenants.ID, but sparing, asked m
 	}
 }
 
-// disown has nobody own x for a while.
+// disown takes x off its owner's account until end is called.
 func (d *Device) disown(x *Extent, in Tier) (end func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -217,7 +218,7 @@ func (d *Device) disown(x *Extent, in Tier) (end func()) {
 	}
 }
 
-// reason is why, or that the tenant who asks owns more of the tier than it may.
+// reason returns why, or ForMaximum if the tenant who asks owns more of the tier than it may.
 func (d *Device) reason(from Tier, asks tenants.ID, why Why) Why {
 	if from == TierVRAM && d.over(asks) || from == TierHost && d.pinned.overdrawn(asks) {
 		return ForMaximum
@@ -225,9 +226,10 @@ func (d *Device) reason(from Tier, asks tenants.ID, why Why) Why {
 	return why
 }
 
-// victim returns the next extent of the device that may leave a tier; nil where all that may go were asked. It is the
-// first, by the rule, of those of the lowest priority of the first tenant that has one, by the ledger, among whose
-// victims it is at rank. surely says that nothing would go before it that clients keep.
+// victim returns the device's next victim in a tier, or nil if all candidates were asked. The ledger orders the
+// tenants. victim takes the first tenant that has a candidate, of its extents those of the lowest priority, and of
+// these the first by the rule. rank is the tenant's place in the order. surely means that no extent of a kept bracket
+// could be a better victim.
 func (d *Device) victim(from Tier, asks tenants.ID, but sparing, asked map[*Extent]bool) (best *Extent, rank int,
 	surely bool) {
 	d.mu.Lock()
@@ -255,7 +257,7 @@ func (d *Device) victim(from Tier, asks tenants.ID, but sparing, asked map[*Exte
 	return best, rank, best != nil && rank == 0 && priority <= d.lowest && !policy.Counts(d.eviction)
 }
 
-// kept reports whether clients keep memory that they have unmapped and that was freed.
+// kept reports whether clients keep memory that they have unmapped and that was freed here.
 func (d *Device) kept() bool {
 	used := d.backend.Used()
 	d.mu.Lock()
@@ -263,7 +265,8 @@ func (d *Device) kept() bool {
 	return used > d.taken
 }
 
-// turn waits until those who came before have their memory, or none. It must end with yield.
+// turn waits until all earlier reservations have their memory or have failed. If it succeeds, the caller must call
+// yield.
 func (d *Device) turn(ctx context.Context) (mine chan struct{}, waited bool, err error) {
 	mine = make(chan struct{})
 	d.mu.Lock()
@@ -281,7 +284,7 @@ func (d *Device) turn(ctx context.Context) (mine chan struct{}, waited bool, err
 	}
 }
 
-// yield gives the turn to the next one.
+// yield passes the turn on.
 func (d *Device) yield(mine chan struct{}) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

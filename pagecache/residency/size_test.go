@@ -12,7 +12,7 @@ import (
 
 const mib, gib = 1 << 20, 1 << 30
 
-// TestLargeFilesHaveFewExtents: a client needs time for each.
+// TestLargeFilesHaveFewExtents: each extent costs a client time.
 func TestLargeFilesHaveFewExtents(t *testing.T) {
 	for _, x := range []struct{ memory, file, want int64 }{
 		{141 * gib, 1, 2 * mib},
@@ -20,7 +20,7 @@ func TestLargeFilesHaveFewExtents(t *testing.T) {
 		{141 * gib, 65 * mib, 4 * mib},
 		{141 * gib, 10 * gib, 512 * mib},
 		{141 * gib, 100 * gib, 4 * gib},
-		{103 * gib, 101 * gib, 2 * gib}, // with 4 GiB it would not go in
+		{103 * gib, 101 * gib, 2 * gib}, // with extents of 4 GiB it would not fit
 		{100 * gib, 1000 * gib, 512 * mib},
 		{16 * mib, 16 * mib, 2 * mib},
 		{64 * mib, 1 * gib, 2 * mib},
@@ -35,14 +35,14 @@ func TestLargeFilesHaveFewExtents(t *testing.T) {
 	}
 }
 
-// file is a file's extents, without memory.
+// file has a file's extents, without memory.
 type file struct {
 	info gpubackend.Info
 	has  []*Extent
 	size int64
 }
 
-// mapTo maps the file whole after it grew to n bytes, and returns how many extents that are.
+// mapTo maps the whole file after it grew to n bytes, and returns how many extents it has.
 func (f *file) mapTo(t *testing.T, n int64) int {
 	f.size = n
 	rg := page.Range{End: page.Count(n)}
@@ -51,7 +51,7 @@ func (f *file) mapTo(t *testing.T, n int64) int {
 	f.has = f.has[:0:0]
 	for p := page.Index(0); len(pieces) > 0; pieces = pieces[1:] {
 		x := pieces[0]
-		require.Equal(t, p, x.pages.Start, "one begins where the one before it ends")
+		require.Equal(t, p, x.pages.Start, "each extent begins where the one before it ends")
 		p = x.pages.End
 		if x.x == nil {
 			require.Zero(t, x.bytes()&(x.bytes()-1))
@@ -64,7 +64,7 @@ func (f *file) mapTo(t *testing.T, n int64) int {
 	return len(f.has)
 }
 
-// TestGrownFilesHaveFewExtents: what was mapped while the file was small stays as it is, and costs few extents more.
+// TestGrownFilesHaveFewExtents: extents from when the file was small stay, and add few to the total.
 func TestGrownFilesHaveFewExtents(t *testing.T) {
 	h200 := gpubackend.Info{Memory: 141 * gib, Granularity: 2 * mib}
 	f := file{info: h200}
@@ -82,7 +82,7 @@ func TestGrownFilesHaveFewExtents(t *testing.T) {
 	require.LessOrEqual(t, len(f.has), 32+17*9)
 }
 
-// TestPlans: random extents, some of which are there.
+// TestPlans checks plans for random ranges, with some extents in place.
 func TestPlans(t *testing.T) {
 	for seed := range uint64(200) {
 		rnd := rand.New(rand.NewPCG(seed, 7))
@@ -119,7 +119,7 @@ func TestPlans(t *testing.T) {
 	}
 }
 
-// TestViewsHaveFewExtents: and take no more memory than a granule more than their bytes.
+// TestViewsHaveFewExtents: and take at most one granule more than their bytes.
 func TestViewsHaveFewExtents(t *testing.T) {
 	info := gpubackend.Info{Memory: 141 * gib, Granularity: 2 * mib}
 	for _, x := range []struct{ view, extents int64 }{

@@ -15,14 +15,14 @@ import (
 type pinnedExtent struct {
 	*Extent
 	by Tenant
-	// stays says that it is within its user's share.
+	// stays means that it is within its user's share.
 	stays bool
 }
 
-// pins has the extents of pinned Keys of a device, by their ids.
+// pins has the extents of a device's pinned Keys by ID.
 type pins map[policy.ID]pinnedExtent
 
-// pinsLocked finds them, with Device.mu held. It looks at every extent.
+// pinsLocked finds all pinned extents. It looks at every extent. Device.mu is held.
 func (d *Device) pinsLocked() pins {
 	found := pins{}
 	for id, x := range d.extents {
@@ -41,7 +41,7 @@ func (d *Device) pinsLocked() pins {
 	return found
 }
 
-// sums returns the bytes of each user, and those of extents that stay although nobody maps them.
+// sums returns the bytes by user, and the bytes of extents that stay although nobody maps them.
 func (p pins) sums() (users []UserPins, idle int64) {
 	of := map[uint32]int64{}
 	for _, x := range p {
@@ -58,8 +58,8 @@ func (p pins) sums() (users []UserPins, idle int64) {
 	return users, idle
 }
 
-// stays returns what reports whether an extent is pinned within its user's share. It is called with Device.mu held, as
-// what it returns, and asks for the share of limited users only where one of them pinned something.
+// stays returns a function that reports whether an extent is pinned within its user's share. Both are called with
+// Device.mu held. The function computes shares only if a limited user has pinned something.
 func (d *Device) stays() func(x *Extent) bool {
 	var all pins
 	return func(x *Extent) bool {
@@ -74,8 +74,8 @@ func (d *Device) stays() func(x *Extent) bool {
 	}
 }
 
-// CheckPinned says why a user cannot have need more bytes pinned: ENOSPC for more than the device has, EDQUOT for more
-// than the user's share beside what is pinned already.
+// CheckPinned returns an error if a user cannot pin need more bytes: ENOSPC for more than the device has, EDQUOT if the
+// user's pins would exceed its share.
 func (d *Device) CheckPinned(by Tenant, need int64) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -94,8 +94,8 @@ func (d *Device) CheckPinned(by Tenant, need int64) error {
 			humanize.IBytes(uint64(d.budget)),
 			humanize.IBytes(uint64(pinned)))
 	case by.Limited && own+need > d.shareLocked():
-		return refuse(syscall.EDQUOT, "%s are more than user %d may pin on device %d beside %s that are pinned already: no user may have more "+
-			"than %s, but root and who mounted; unpin something, or raise user-share with 'gaiafs set'",
+		return refuse(syscall.EDQUOT, "%s are more than user %d may pin on device %d in addition to %s that are pinned already: no user may have more "+
+			"than %s, except root and the one who mounted; unpin something, or raise user-share with 'gaiafs set'",
 			humanize.IBytes(uint64(need)), by.User,
 			d.info.Ordinal, humanize.IBytes(uint64(own)), humanize.IBytes(uint64(d.shareLocked())))
 	}

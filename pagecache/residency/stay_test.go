@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestPinnedKeysStay: extents of pinned Keys are no victims, those of a limited user within his share, the oldest
-// first.
+// TestPinnedKeysStay: extents of pinned Keys are not evicted; those of a limited user only within the user's share, the
+// oldest first.
 func TestPinnedKeysStay(t *testing.T) {
 	d, _ := newDevice(t, 8, 0.25)
 	first, second, others := newKey(t, d), newKey(t, d), newKey(t, d)
@@ -26,7 +26,7 @@ func TestPinnedKeysStay(t *testing.T) {
 	require.EqualValues(t, 2*granule, s.PinnedIdle)
 
 	o := soon(t, others.taking(0, 0, 4))
-	more := soon(t, others.taking(0, 4, 6)) // of the user's four, two stay
+	more := soon(t, others.taking(0, 4, 6)) // two of the user's four extents stay
 	require.Len(t, first.Extents(granules(0, 2)), 1)
 	require.Empty(t, second.Extents(granules(0, 2)))
 	failed := <-others.taking(0, 6, 7)

@@ -8,28 +8,30 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 )
 
-// stock has a grant use the memory that its victims leave: to give it to the driver, to ask for new memory, and to
-// export and zero that, takes longer than to copy what comes into it. A stock lives as long as one try at a grant. What
-// it has left then goes to the driver.
+// stock keeps the memory of a grant's victims for the grant. Freeing memory, allocating new memory, and exporting and
+// zeroing that takes longer than copying the new contents in. A stock lives for one attempt at a grant. The memory that
+// is left at its end is freed.
 type stock struct {
 	dev   *Device
 	by    Tenant
 	wants []Want
 
-	size  int64               // of the memory that is kept; protected by Device.mu
-	lacks int                 // how much of it may be kept; protected by Device.mu
+	size  int64               // of each memory that is kept; protected by Device.mu
+	lacks int                 // how many memories may be kept; protected by Device.mu
 	mems  []gpubackend.Memory // protected by Device.mu
 }
 
-// passesTo reports whether a user may be given memory which users had, and may have still: nobody but that user, or
-// nobody any more. Where exports for reading are only for that, the first is not enough: the user may have it for
-// writing, and may not write what is to come there. Nor is it of memory that a client abandoned.
+// passesTo reports whether a user may be given memory that the users in had were given. That is so if nobody has it any
+// more, or only that user. If exports can be read-only, only the first counts: the user may still have the memory for
+// writing, and may be allowed only to read the new contents. Memory that a client abandoned is passed on only when
+// nobody has it.
 func (d *Device) passesTo(user uint32, mem gpubackend.Memory, had []uint32) bool {
 	others := slices.ContainsFunc(had, func(u uint32) bool { return u != user })
 	return !others && !d.info.ReadOnlyExports || !mem.Held()
 }
 
-// keep takes memory that an extent had, if it is for the stock. had are the users who may have been given it.
+// keep takes an extent's former memory into the stock, if it is suitable. had are the users that may have been given
+// it.
 func (s *stock) keep(mem gpubackend.Memory, had []uint32) bool {
 	d := s.dev
 	if !d.passesTo(s.by.User, mem, had) {
@@ -44,7 +46,7 @@ func (s *stock) keep(mem gpubackend.Memory, had []uint32) bool {
 	return true
 }
 
-// take is Device.alloc of what the stock has: nil where it has nothing of the size.
+// take is Device.alloc from the stock. nil if the stock has no memory of that size.
 func (s *stock) take(size int64) gpubackend.Memory {
 	d := s.dev
 	d.mu.Lock()
@@ -60,7 +62,7 @@ func (s *stock) take(size int64) gpubackend.Memory {
 	return mem
 }
 
-// drop gives the rest to the driver.
+// drop frees the rest of the stock.
 func (s *stock) drop() {
 	d := s.dev
 	d.mu.Lock()
@@ -75,8 +77,8 @@ func (s *stock) drop() {
 	}
 }
 
-// open has memory of a size come into the stock when extents leave, until close. It returns how many bytes of it the
-// grant needs. The caller has the turn, and is about to make one extent of that size.
+// open makes the stock collect memory of a size from extents that leave, until close. It returns how many bytes the
+// grant needs in extents of this size. The caller has the turn, and is about to make one.
 func (s *stock) open(size int64) (needs int64) {
 	if s.size != size {
 		s.drop()
@@ -103,9 +105,9 @@ func (s *stock) close() {
 	s.dev.stock = nil
 }
 
-// allocate is the allocator of grants: the device's own memory, for which idle extents go, and else pinned memory. For
-// a Key that is to be on the host it is pinned memory first. It waits for nobody who holds memory. What it returns of
-// pinned memory is counted as the tenant's.
+// allocate is the allocator of grants. It takes the device's own memory, for which it evicts idle extents, and
+// otherwise pinned memory. For a Key that should be on the host it tries pinned memory first. It waits for nobody who
+// holds memory. Pinned memory that it returns is counted as the tenant's.
 func (s *stock) allocate(ctx context.Context, key Key, size int64, by Tenant, _ func() bool) (found, error) {
 	d := s.dev
 	onHost := key.Preference().OnHost
@@ -140,8 +142,8 @@ func (s *stock) allocate(ctx context.Context, key Key, size int64, by Tenant, _ 
 	return d.allocateOnHost(ctx, size, by)
 }
 
-// allocateOwn returns memory of the stock, which is nobody else's to wait for, or new memory of the device's own, where
-// that may be taken.
+// allocateOwn returns memory of the stock, which nobody else can wait for. Otherwise, if may is set, it allocates new
+// memory of the device's own.
 func (s *stock) allocateOwn(size int64, may bool) (found, error) {
 	if mem := s.take(size); mem != nil {
 		return found{TierVRAM, mem, true}, nil

@@ -14,7 +14,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// bracket begins one of a user over granules, in extents of one each.
+// bracket begins a user's bracket over granules, in extents of one granule each.
 func (k *key) bracket(t *testing.T, user uint32, from, to page.Index) *Grant {
 	t.Helper()
 	g, err := k.d.Grant(context.Background(), []Want{k.want(from, to)}, Asking{By: Tenant{User: user}, Nested: true})
@@ -22,8 +22,8 @@ func (k *key) bracket(t *testing.T, user uint32, from, to page.Index) *Grant {
 	return g
 }
 
-// TestMemoryIsPassedOn: a bracket gets the memory that its victims leave, and the device is asked for nothing, neither
-// for memory nor for zeros. It knows that something may be in there.
+// TestMemoryIsPassedOn: a bracket takes over the memory of its victims. The device neither allocates nor zeroes. The
+// extents know that they are littered.
 func TestMemoryIsPassedOn(t *testing.T) {
 	d, f := newDevice(t, 4, 1)
 	a, b := newKey(t, d), newKey(t, d)
@@ -40,11 +40,12 @@ func TestMemoryIsPassedOn(t *testing.T) {
 	require.Equal(t, 4+2, f.Calls(faulty.Alloc), "the device says twice that it is full")
 	require.Zero(t, f.Calls(faulty.Zero))
 	require.EqualValues(t, 4*granule, f.Used())
-	require.Len(t, a.tiers(), 1, "no more leave than have to")
+	require.Len(t, a.tiers(), 1, "no more extents leave than necessary")
 	g.Free()
 }
 
-// TestMemoryThatOthersHaveIsNotPassedOn: who was given memory and keeps it does not find there what others use.
+// TestMemoryThatOthersHaveIsNotPassedOn: a user who keeps memory that was given to it never sees what others store
+// there.
 func TestMemoryThatOthersHaveIsNotPassedOn(t *testing.T) {
 	d, _ := newDevice(t, 1, 1)
 	a, b := newKey(t, d), newKey(t, d)
@@ -56,7 +57,7 @@ func TestMemoryThatOthersHaveIsNotPassedOn(t *testing.T) {
 	require.NoError(t, err)
 	g.Free()
 	_, err = d.Grant(context.Background(), []Want{b.want(0, 1)}, Asking{By: Tenant{User: 2}, Nested: true})
-	require.ErrorIs(t, err, syscall.EDEADLK, "it counts as long as it is kept")
+	require.ErrorIs(t, err, syscall.EDEADLK, "kept memory counts as used")
 	require.NoError(t, syscall.Close(dup))
 	g = b.bracket(t, 2, 0, 1)
 	require.NotSame(t, mem, b.Extents(granules(0, 1))[0].Memory())
@@ -64,7 +65,7 @@ func TestMemoryThatOthersHaveIsNotPassedOn(t *testing.T) {
 }
 
 // TestAbandonedMemoryIsNotPassedOn: programs of one user get each other's memory, but not that of a client that ended
-// and may store there still.
+// and may still store there.
 func TestAbandonedMemoryIsNotPassedOn(t *testing.T) {
 	o := emulated.Options{Memory: granule, Granularity: granule, WritableExports: true}
 	d, _ := newDeviceFrom(t, o, 1)
@@ -80,13 +81,13 @@ func TestAbandonedMemoryIsNotPassedOn(t *testing.T) {
 	require.Same(t, mem, x.Memory())
 	x.Abandon()
 	_, err = d.Grant(context.Background(), []Want{c.want(0, 1)}, Asking{By: Tenant{User: 1}, Nested: true})
-	require.ErrorIs(t, err, syscall.EDEADLK, "it counts as long as it is kept")
+	require.ErrorIs(t, err, syscall.EDEADLK, "kept memory counts as used")
 	require.NoError(t, syscall.Close(dup))
 	c.bracket(t, 1, 0, 1).Free()
 }
 
-// TestStockIsWaitedForByNobody: a bracket that has memory of its victims goes on although somebody else has the turn
-// and waits for room.
+// TestStockIsWaitedForByNobody: a bracket that has memory of its victims goes on, although another reservation has the
+// turn and waits for room.
 func TestStockIsWaitedForByNobody(t *testing.T) {
 	d, _ := newDevice(t, 4, 1)
 	a, b, c := newKey(t, d), newKey(t, d), newKey(t, d)
@@ -107,10 +108,10 @@ func TestStockIsWaitedForByNobody(t *testing.T) {
 	case g := <-granted:
 		g.Free()
 	case <-time.After(patient / 2):
-		t.Error("the bracket waits for somebody who waits for it")
+		t.Error("the bracket waits for a reservation that waits for the bracket")
 		(<-granted).Free()
 	}
-	// The other one found all of it in the bracket, if it looked before that ended.
+	// The other reservation found all memory in the bracket, if it looked before the bracket ended.
 	if o := <-other; o.err == nil {
 		o.Free()
 	} else {
@@ -118,8 +119,8 @@ func TestStockIsWaitedForByNobody(t *testing.T) {
 	}
 }
 
-// TestVictimsThatRefuse: of victims that leave at once some do not, and others go instead. What was left too much is
-// the device's again.
+// TestVictimsThatRefuse: some of several victims refuse to leave, and others leave instead. Surplus memory goes back to
+// the device.
 func TestVictimsThatRefuse(t *testing.T) {
 	d, f := newDevice(t, 4, 1)
 	a, b, c := newKey(t, d), newKey(t, d), newKey(t, d)
@@ -138,7 +139,7 @@ func TestVictimsThatRefuse(t *testing.T) {
 	require.Zero(t, f.Used())
 }
 
-// TestFewVictimsAtOnce: where very many have to leave, clients are not told of all of them at once.
+// TestFewVictimsAtOnce: if very many extents have to leave, clients do not hear of all of them at once.
 func TestFewVictimsAtOnce(t *testing.T) {
 	const all = 5 * mostVictims / 2
 	d, _ := newDevice(t, all, 1)

@@ -13,7 +13,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
-// owned returns what the ledger has of a user.
+// owned returns what a user owns by the ledger.
 func (d *Device) owned(user uint32) int64 {
 	for _, a := range d.Status().Tenants {
 		if a.Tenant == tenants.User(user) {
@@ -23,8 +23,8 @@ func (d *Device) owned(user uint32) int64 {
 	return 0
 }
 
-// TestOwnerIsWhoMapsFirst: an extent is on the account of the first of those who map it. One that nobody maps stays on
-// the account of the last who did.
+// TestOwnerIsWhoMapsFirst: a mapped extent is charged to the first of those who map it, an idle one to the last who
+// did.
 func TestOwnerIsWhoMapsFirst(t *testing.T) {
 	d, _ := newDevice(t, 2, 1)
 	k := newKey(t, d)
@@ -46,8 +46,8 @@ func TestOwnerIsWhoMapsFirst(t *testing.T) {
 	third.Free()
 }
 
-// TestMostOfATenant: who may own no more makes room among what is its own, though memory is free, and is refused by the
-// limit's name where programs map all of that. A grant goes to pinned memory, which is not counted.
+// TestMostOfATenant: a tenant at its maximum evicts its own extents, although memory is free. If programs map all of
+// them, the refusal names the maximum. A grant takes pinned memory, which does not count.
 func TestMostOfATenant(t *testing.T) {
 	d, _ := newPinnedDevice(t, 6, 2)
 	require.NoError(t, d.CheckTenants([]tenants.Tenant{{ID: tenants.User(1), Weight: 1, Most: 2 * granule}}))
@@ -60,7 +60,7 @@ func TestMostOfATenant(t *testing.T) {
 		p.Free()
 	}
 	require.EqualValues(t, 2*granule, d.owned(1))
-	require.Len(t, a.tiers(), 2, "its own made room")
+	require.Len(t, a.tiers(), 2, "its own extents left")
 	require.Len(t, other.tiers(), 1)
 	p, err := b.take(1, 0, 2)
 	require.NoError(t, err)
@@ -75,8 +75,8 @@ func TestMostOfATenant(t *testing.T) {
 	p.Free()
 }
 
-// TestMostOfATenantOfWhatOthersHad: what others had mapped counts for the maximum of who maps it next, and what is his
-// own makes room.
+// TestMostOfATenantOfWhatOthersHad: an extent that another tenant had mapped counts toward the maximum of the tenant
+// that maps it next, whose own extents make room.
 func TestMostOfATenantOfWhatOthersHad(t *testing.T) {
 	d, _ := newDevice(t, 8, 1)
 	d.setTenants(t, []tenants.Tenant{{ID: tenants.User(1), Weight: 1, Most: 2 * granule}})
@@ -91,7 +91,7 @@ func TestMostOfATenantOfWhatOthersHad(t *testing.T) {
 	p.Free()
 	p, err = theirs.take(1, 0, 2)
 	require.NoError(t, err)
-	require.Empty(t, mine.tiers(), "it made room")
+	require.Empty(t, mine.tiers(), "its own extent left")
 	require.EqualValues(t, 2*granule, d.owned(1))
 	_, err = theirs.take(1, 2, 3)
 	require.ErrorIs(t, err, syscall.ENOMEM)
@@ -99,15 +99,15 @@ func TestMostOfATenantOfWhatOthersHad(t *testing.T) {
 	used, err := theirs.take(2, 2, 3)
 	require.NoError(t, err)
 	both, err := theirs.take(1, 2, 3)
-	require.NoError(t, err, "it is on another one's account")
+	require.NoError(t, err, "it is on another tenant's account")
 	require.EqualValues(t, 2*granule, d.owned(1))
 	both.Free()
 	used.Free()
 	p.Free()
 }
 
-// TestMostOfATenantInBrackets: what a bracket uses again stays in pinned memory where its tenant may own no more of the
-// device, though there is room.
+// TestMostOfATenantInBrackets: extents that a bracket uses again stay in pinned memory if its tenant may own no more of
+// the device, although there is room.
 func TestMostOfATenantInBrackets(t *testing.T) {
 	d, _ := newPinnedDevice(t, 6, 2)
 	d.setTenants(t, []tenants.Tenant{{ID: tenants.User(1), Weight: 1, Most: 2 * granule}})
@@ -124,12 +124,12 @@ func TestMostOfATenantInBrackets(t *testing.T) {
 	used.Free()
 	g, err := d.Grant(context.Background(), []Want{b.want(0, 1)}, Asking{By: Tenant{User: 2}, Patience: patient})
 	require.NoError(t, err)
-	require.Equal(t, []Tier{TierVRAM}, b.tiers(), "another one may own it")
+	require.Equal(t, []Tier{TierVRAM}, b.tiers(), "another tenant may own it")
 	g.Free()
 }
 
-// TestMostOfATenantOfWhatOthersHadInBrackets: what others had on the device is a bracket's only up to the maximum of
-// its tenant. What is idle of its own makes room, and the rest moves to pinned memory.
+// TestMostOfATenantOfWhatOthersHadInBrackets: a bracket takes over other tenants' extents on the device only up to its
+// tenant's maximum. Idle extents of its own make room, and the rest moves to pinned memory.
 func TestMostOfATenantOfWhatOthersHadInBrackets(t *testing.T) {
 	d, _ := newPinnedDevice(t, 8, 4)
 	d.setTenants(t, []tenants.Tenant{{ID: tenants.User(1), Weight: 1, Most: 2 * granule}})
@@ -153,7 +153,7 @@ func TestMostOfATenantOfWhatOthersHadInBrackets(t *testing.T) {
 	g, err := ask(theirs, 0, 4)
 	require.NoError(t, err)
 	require.Equal(t, []Tier{TierVRAM, TierVRAM, TierHost, TierHost}, theirs.tiers())
-	require.Empty(t, mine.tiers(), "it made room")
+	require.Empty(t, mine.tiers(), "its own extent left")
 	require.EqualValues(t, 2*granule, d.owned(1))
 	require.EqualValues(t, 2*granule, d.Status().MovedOut)
 	require.Equal(t, []tenants.Account{{Tenant: tenants.User(1), Owned: 2 * granule, Share: 4 * granule}},
@@ -173,14 +173,14 @@ func TestMostOfATenantOfWhatOthersHadInBrackets(t *testing.T) {
 	_, err = ask(other, 0, 1)
 	require.ErrorIs(t, err, syscall.EDEADLK, "it cannot move now")
 	both, err := ask(other, 1, 2)
-	require.NoError(t, err, "it is on another one's account")
+	require.NoError(t, err, "it is on another tenant's account")
 	keep.Free()
 	x := other.Extents(granules(0, 1))[0]
 	x.Hold()
 	more, err := ask(other, 0, 1)
 	require.NoError(t, err)
 	x.LetGo()
-	require.Equal(t, []Tier{TierHost, TierVRAM}, other.tiers(), "who copies has what was there")
+	require.Equal(t, []Tier{TierHost, TierVRAM}, other.tiers(), "the copy keeps the old memory")
 	require.EqualValues(t, 2*granule, d.owned(1))
 	for _, g := range []*Grant{g, both, more} {
 		g.Free()
@@ -188,7 +188,7 @@ func TestMostOfATenantOfWhatOthersHadInBrackets(t *testing.T) {
 	used.Free()
 }
 
-// TestKeepLeavesTheOwner: what is kept for a while stays on its owner's account, until somebody else maps it.
+// TestKeepLeavesTheOwner: a kept extent stays on its owner's account until another tenant maps it.
 func TestKeepLeavesTheOwner(t *testing.T) {
 	d, _ := newDevice(t, 2, 1)
 	k := newKey(t, d)
@@ -205,9 +205,9 @@ func TestKeepLeavesTheOwner(t *testing.T) {
 	require.EqualValues(t, granule, d.owned(2))
 }
 
-// TestMostPinned: who may own no more of pinned memory gets none beyond it although there is some, waits for his own
-// brackets with the reason, and is refused at once what he can never have; who owns nothing of the device makes room in
-// pinned memory too.
+// TestMostPinned: a tenant at its maximum of pinned memory gets no more, although there is some. It waits for its own
+// brackets, with that reason, and is refused at once if the request can never fit. A tenant that owns nothing of the
+// device makes room in pinned memory, too.
 func TestMostPinned(t *testing.T) {
 	d, _ := newPinnedDevice(t, 2, 4)
 	list := []tenants.Tenant{{ID: tenants.User(1), Weight: 1, MostPinned: granule}}
@@ -230,19 +230,19 @@ func TestMostPinned(t *testing.T) {
 	require.ErrorContains(t, err, "user 1 may own no more than 128 KiB of it and 64 KiB of pinned memory")
 	g.Free()
 	g, err = ask(a, 1, patient, 1, 2)
-	require.NoError(t, err, "what is idle of his own makes room")
+	require.NoError(t, err, "its own idle extents make room")
 	require.Equal(t, []tenants.Account{{Tenant: tenants.User(1), Owned: granule, Share: 4 * granule, Most: granule}},
 		d.pinned.Tenants())
 	g.Free()
 	require.Equal(t, []Tier{TierHost}, a.tiers())
 	g, err = ask(b, 3, patient, 0, 4)
-	require.NoError(t, err, "another one takes it all")
+	require.NoError(t, err, "another tenant takes it all")
 	require.Empty(t, a.tiers())
 	g.Free()
 	mapped.Free()
 }
 
-// TestMostPinnedOfWhatLeaves: an extent whose owner may have no more pinned memory does not go there.
+// TestMostPinnedOfWhatLeaves: an extent does not move to pinned memory if its owner may have no more of it.
 func TestMostPinnedOfWhatLeaves(t *testing.T) {
 	d, _ := newPinnedDevice(t, 2, 4)
 	d.setTenants(t, []tenants.Tenant{{ID: tenants.User(1), Weight: 1, MostPinned: granule}})
@@ -261,8 +261,8 @@ func TestMostPinnedOfWhatLeaves(t *testing.T) {
 	require.True(t, x[1].Demote(context.Background(), nothing))
 }
 
-// TestRequesterIsCounted: what a tenant asks for counts as its own when a victim is looked for, so that who owns as
-// much as another one gives way itself.
+// TestRequesterIsCounted: a request counts as owned when a victim is chosen. So a tenant that owns as much as another
+// one gives way itself.
 func TestRequesterIsCounted(t *testing.T) {
 	d, _ := newDevice(t, 4, 1)
 	mine, theirs := newKey(t, d), newKey(t, d)
@@ -280,7 +280,7 @@ func TestRequesterIsCounted(t *testing.T) {
 	require.Len(t, mine.tiers(), 2)
 }
 
-// TestGuaranteeHolds: nobody takes what is guaranteed to another tenant.
+// TestGuaranteeHolds: nobody takes guaranteed memory from another tenant.
 func TestGuaranteeHolds(t *testing.T) {
 	d, _ := newDevice(t, 4, 1)
 	d.setTenants(t, []tenants.Tenant{{ID: tenants.User(1), Weight: 0.01, Guaranteed: 2 * granule}})
@@ -302,8 +302,8 @@ func TestGuaranteeHolds(t *testing.T) {
 	require.ErrorIs(t, err, syscall.ENOMEM)
 }
 
-// TestInnermostCgroup: a process is of the tenant that it names and may be, else of the innermost cgroup that is
-// configured, or else its user's.
+// TestInnermostCgroup: a process belongs to the tenant that it names and may be; otherwise to the innermost configured
+// cgroup; otherwise to its user.
 func TestInnermostCgroup(t *testing.T) {
 	d, _ := newDevice(t, 1, 1)
 	d.setTenants(t, []tenants.Tenant{{ID: tenants.Cgroup("/a"), Weight: 1}, {ID: tenants.Cgroup("/a/b"), Weight: 2}})
@@ -322,14 +322,14 @@ func TestInnermostCgroup(t *testing.T) {
 	require.Equal(t, tenants.Named("x"), got)
 	_, err = d.Account(tenants.Process{User: 8, Name: "x"})
 	require.ErrorIs(t, err, syscall.EACCES)
-	require.ErrorContains(t, err, "user 8 may not be the tenant of the name \"x\"")
+	require.ErrorContains(t, err, "user 8 may not be the tenant named \"x\"")
 	_, err = d.Account(tenants.Process{User: 7, Name: "/a"})
 	require.ErrorIs(t, err, syscall.EACCES)
-	require.ErrorContains(t, err, "knows no tenant of the name \"/a\"")
+	require.ErrorContains(t, err, "knows no tenant named \"/a\"")
 }
 
-// TestInnermostDirectory: what is below a configured directory is on its account, whoever maps it, of several the
-// innermost one that has all files.
+// TestInnermostDirectory: files below a configured directory are charged to it, whoever maps them: to the innermost
+// directory that contains all files.
 func TestInnermostDirectory(t *testing.T) {
 	d, _ := newDevice(t, 1, 1)
 	d.setTenants(t, []tenants.Tenant{{ID: tenants.Directory("a"), Weight: 1}, {ID: tenants.Directory("a/b"), Weight: 1},
@@ -352,8 +352,8 @@ func TestInnermostDirectory(t *testing.T) {
 		require.Equal(t, want, got)
 	}
 	_, err := d.Account(tenants.Process{Files: []string{"a/b"}, Name: "y"})
-	require.ErrorIs(t, err, syscall.EACCES, "a name that there is not is an error in any case")
+	require.ErrorIs(t, err, syscall.EACCES, "an unknown name is always an error")
 }
 
-// pageOf is a granule's number as takers want it.
+// pageOf returns a granule's first page, as takers want it.
 func pageOf(i int) page.Index { return page.Index(i) }

@@ -6,43 +6,44 @@ import (
 	"time"
 )
 
-// Why says for what an extent had to leave a tier.
+// Why says why an extent had to leave a tier.
 type Why string
 
-// The reasons. An extent that leaves the device's own memory may be in pinned memory of the host then.
+// The reasons. An extent that leaves the device's own memory may move to pinned host memory.
 const (
-	// ForMapping and ForBracket are about room in the device's own memory, ForPinned in pinned memory of the host.
+	// ForMapping and ForBracket need room in the device's own memory, ForPinned in pinned host memory.
 	ForMapping Why = "mapping"
 	ForBracket Why = "bracket"
 	ForPinned  Why = "pinned-memory"
-	// ForMaximum says that its tenant may own no more of the tier.
+	// ForMaximum: the extent's tenant may own no more of the tier.
 	ForMaximum Why = "maximum"
-	// ForBudget says that the device's budget became less, or pinned memory.
+	// ForBudget: the budget of the device, or of pinned memory, became smaller.
 	ForBudget Why = "budget"
-	// ForSomebody says that somebody asked for it, ForOthers that it may not be shared with those who want it.
+	// ForSomebody: somebody asked for the eviction. ForOthers: the extent's memory may not be shared with those who
+	// want the extent.
 	ForSomebody Why = "asked"
 	ForOthers   Why = "not-shared"
 )
 
-// Departure is what left a tier for one reason.
+// Departure counts the extents that left a tier for one reason.
 type Departure struct {
 	Why Why `json:"why"`
-	// Rule is the one by which the extents were chosen, empty where nobody chose.
+	// Rule names the rule that chose the extents. It is empty if none did.
 	Rule string `json:"rule,omitempty"`
-	// Pinned says that they left pinned memory of the host. Else they left the device's own.
+	// Pinned means that they left pinned host memory; otherwise they left the device's own memory.
 	Pinned  bool  `json:"pinned,omitempty"`
 	Extents int64 `json:"extents"`
 	Bytes   int64 `json:"bytes"`
 }
 
-// departure is what tells Departures apart.
+// departure is the key by which Departures are counted.
 type departure struct {
 	why    Why
 	rule   string
 	pinned bool
 }
 
-// Left counts that x left a tier since the device was made. The caller had it leave.
+// Left counts x as having left a tier. The caller made it leave.
 func (x *Extent) Left(from Tier, why Why) { x.dev.departed(x, from, why, "") }
 
 func (d *Device) departed(x *Extent, from Tier, why Why, rule string) {
@@ -55,7 +56,7 @@ func (d *Device) departed(x *Extent, from Tier, why Why, rule string) {
 	d.departures[of] = n
 }
 
-// departuresLocked returns them, the most bytes first, with Device.mu held.
+// departuresLocked returns all Departures, most bytes first. Device.mu is held.
 func (d *Device) departuresLocked() []Departure {
 	list := make([]Departure, 0, len(d.departures))
 	for of, n := range d.departures {
@@ -67,16 +68,16 @@ func (d *Device) departuresLocked() []Departure {
 	return list
 }
 
-// OverBus is what grants that were given back had in pinned memory of the host, which kernels reach over the bus.
+// OverBus counts the pinned host memory of grants that were given back. Kernels reach such memory over the bus.
 type OverBus struct {
-	// Brackets are those that had some there, Bytes what they had there.
+	// Brackets counts the grants that had some, Bytes what they had.
 	Brackets int64 `json:"brackets"`
 	Bytes    int64 `json:"bytes"`
-	// Seconds is how long they lasted, one added to the other. Less of it was lost to the bus.
+	// Seconds is the sum of their durations. The time lost to the bus is less.
 	Seconds float64 `json:"seconds"`
 }
 
-// overBusLocked counts a grant that is given back, with Device.mu held.
+// overBusLocked counts a grant that is given back. Device.mu is held.
 func (d *Device) overBusLocked(g *Grant) {
 	if g.pinned == 0 {
 		return

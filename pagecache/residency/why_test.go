@@ -10,7 +10,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
-// TestWhyEvicted: what leaves is counted by the reason and the rule, and what brackets had in pinned memory too.
+// TestWhyEvicted: evictions are counted by reason and rule; so is what brackets had in pinned memory.
 func TestWhyEvicted(t *testing.T) {
 	d, _ := newPinnedDevice(t, 4, 2)
 	ctx := context.Background()
@@ -42,8 +42,8 @@ func TestWhyEvicted(t *testing.T) {
 	require.Zero(t, over.Brackets-1)
 }
 
-// TestOthersExtentsAndMostPinned: what others left in pinned memory counts for the maximum of who uses it next, whose
-// own makes room for it.
+// TestOthersExtentsAndMostPinned: an extent that another tenant left in pinned memory counts toward the maximum of the
+// tenant that uses it next, whose own extents make room.
 func TestOthersExtentsAndMostPinned(t *testing.T) {
 	d, _ := newPinnedDevice(t, 2, 8)
 	ctx := context.Background()
@@ -73,15 +73,15 @@ func TestOthersExtentsAndMostPinned(t *testing.T) {
 	g, err = grant(shared, 1, 0, 1)
 	require.NoError(t, err)
 	require.EqualValues(t, 2*granule, pinned())
-	require.Len(t, own.tiers(), 1, "its own made room")
+	require.Len(t, own.tiers(), 1, "its own extents left")
 	_, err = grant(shared, 1, 1, 4)
-	require.Error(t, err, "three are more than it may")
+	require.Error(t, err, "three are more than its maximum")
 	require.LessOrEqual(t, pinned(), int64(2*granule))
 	g.Free()
 	mapped.Free()
 }
 
-// TestLargeExtentsGoBack: one that is more than a batch would leave goes back, too.
+// TestLargeExtentsGoBack: an extent that is larger than a batch leaves free moves back, too.
 func TestLargeExtentsGoBack(t *testing.T) {
 	d, _ := newPinnedDevice(t, 16, 16)
 	ctx, now := context.Background(), time.Now()
@@ -110,8 +110,8 @@ func TestLargeExtentsGoBack(t *testing.T) {
 	}
 }
 
-// TestClaimsAreCountedAtOnce: two who bring what is a tenant's at the same time do not both get the last that it may
-// own.
+// TestClaimsAreCountedAtOnce: two concurrent moves of a tenant's extents do not both get the last memory that the
+// tenant may own.
 func TestClaimsAreCountedAtOnce(t *testing.T) {
 	d, _ := newPinnedDevice(t, 4, 4)
 	id := tenants.User(1)
@@ -123,7 +123,7 @@ func TestClaimsAreCountedAtOnce(t *testing.T) {
 	d.unclaim(id, granule)
 }
 
-// TestRecallsInVainBecomeRare: clients whose memory others want all the time are not asked for it at each look.
+// TestRecallsInVainBecomeRare: if others keep wanting memory, clients are not recalled at every observation.
 func TestRecallsInVainBecomeRare(t *testing.T) {
 	d, f := newDevice(t, 16, 1)
 	mapped, err := newKey(t, d).take(0, 0, 16)
@@ -143,6 +143,6 @@ func TestRecallsInVainBecomeRare(t *testing.T) {
 	was := recalls
 	f.SetFree(1)
 	require.NoError(t, d.Follow(context.Background(), now))
-	require.Equal(t, was+1, recalls, "it is asked at once again")
+	require.Equal(t, was+1, recalls, "it recalls at once again")
 	mapped.Free()
 }

@@ -24,10 +24,10 @@ func TestTenant(t *testing.T) {
 		{ID: pagecache.NamedTenant("theirs"), Weight: 1, Users: []uint32{uint32(os.Geteuid()) + 1}},
 	}))
 	for name, says := range map[string]string{
-		"theirs": fmt.Sprintf("%d user %d may not be the tenant of the name \"theirs\"", syscall.EACCES,
+		"theirs": fmt.Sprintf("%d user %d may not be the tenant named \"theirs\"", syscall.EACCES,
 			os.Geteuid()),
-		"nobody":                 fmt.Sprintf("%d the mount knows no tenant of the name \"nobody\"", syscall.EACCES),
-		strings.Repeat("x", 255): fmt.Sprintf("%d the mount knows no tenant of the name \"xxx", syscall.EACCES),
+		"nobody":                 fmt.Sprintf("%d the mount knows no tenant named \"nobody\"", syscall.EACCES),
+		strings.Repeat("x", 255): fmt.Sprintf("%d the mount knows no tenant named \"xxx", syscall.EACCES),
 		strings.Repeat("x", 256): fmt.Sprintf("%d GAIAFS_TENANT has 256 bytes", syscall.EINVAL),
 	} {
 		d.env = []string{"GAIAFS_TENANT=" + name}

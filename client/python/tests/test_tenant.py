@@ -30,4 +30,4 @@ def test_named(make, python):
 
     assert ran(TENANT) == "b'abc'\n"
     assert ran("") == "b'abc'\n"
-    assert 'knows no tenant of the name "nobody"' in ran("nobody")
+    assert 'knows no tenant named "nobody"' in ran("nobody")

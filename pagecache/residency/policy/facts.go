@@ -8,43 +8,43 @@ import (
 )
 
 const (
-	// block is the unit in which accesses are counted: an access to all of an extent of 8 MiB counts four times in four
-	// blocks, so that large and small extents compare.
+	// block is the unit in which accesses are counted: an access to a whole extent of 8 MiB counts four times in four
+	// blocks. So the counts of large and small extents compare.
 	block = 2 << 20
-	// mostCount is where a counter is full. Then the counters of all extents are halved, so that what was hot long ago
-	// cools down, and what is hotter than others stays so (Ganguly: 27 bits).
+	// mostCount is the largest count. When a counter exceeds it, all counters are halved. So extents that were hot long
+	// ago cool down, and extents that are hotter than others stay so (Ganguly: 27 bits).
 	mostCount = 1<<27 - 1
 )
 
-// facts are what is known of an extent.
+// facts is what is known about an extent.
 type facts struct {
 	id       ID
-	bytes    int64 // of an extent that has memory
+	bytes    int64 // size of the extent
 	priority int
-	// here says that it has memory, in which case it is at book.present[at]. mapped says that it may not go.
+	// here means that it has memory; then it is book.present[at]. mapped means that it may not leave.
 	here, mapped bool
 	at           int
-	// placed is when it was given memory, used when something happened to it last, both counted in events.
+	// placed is when it got memory, used when the last event about it came. Both count events.
 	placed, used uint64
-	// count is how often a block of it was accessed, over all the times that it had memory.
+	// count counts accesses to its blocks, over all the times that it had memory.
 	count uint64
-	// written says that it was changed since it was placed.
+	// written means that it was changed since it was placed.
 	written bool
 }
 
-// blocks is the size of the extent.
+// blocks returns the size of the extent in blocks.
 func (x *facts) blocks() uint64 { return uint64(max((x.bytes+block-1)/block, 1)) }
 
-// book keeps the facts, and times of brackets.
+// book keeps the facts of all extents, and the times of brackets.
 type book struct {
 	extents map[ID]*facts
-	present []*facts // those that have memory
+	present []*facts // the extents that have memory
 	events  uint64
-	left    uint64 // extents that ever left
+	left    uint64 // how many extents ever left
 	brackets
 }
 
-// note is Note but for what rules do besides.
+// note updates the facts.
 func (b *book) note(e Event) {
 	b.events++
 	if e.Kind == Began || e.Kind == Ended {
@@ -79,7 +79,7 @@ func (b *book) note(e Event) {
 	x.used = b.events
 }
 
-// count counts accesses to n blocks of x.
+// count adds accesses to n blocks of x.
 func (b *book) count(x *facts, n uint64) {
 	x.count += n
 	for x.count/x.blocks() > mostCount {
@@ -89,7 +89,7 @@ func (b *book) count(x *facts, n uint64) {
 	}
 }
 
-// victims yields the extents that may go, in an order.
+// victims yields the extents that may leave, in the given order.
 func (b *book) victims(order func(x, y *facts) int) iter.Seq[ID] {
 	return func(yield func(ID) bool) {
 		var first *facts
@@ -116,7 +116,7 @@ func (b *book) victims(order func(x, y *facts) int) iter.Seq[ID] {
 	}
 }
 
-// ranking is a heap, since who asks for victims often wants the first only, and seldom all of them.
+// ranking is a heap: callers often want only the first victim, and seldom all.
 type ranking struct {
 	all   []*facts
 	order func(x, y *facts) int
@@ -132,20 +132,19 @@ func (r *ranking) Pop() any {
 	return last
 }
 
-// brackets knows how long the brackets of programs take.
+// brackets tracks how long the brackets of programs take.
 type brackets struct {
 	running map[Program]running
-	usual   map[Program]time.Duration // of those that ended once
+	usual   map[Program]time.Duration // of programs that have ended one
 }
 
-// running is what a program has open: how many brackets, and when the first of them began.
+// running describes a program's open brackets: how many there are, and when the first one began.
 type running struct {
 	open  int
 	since time.Duration
 }
 
-// historyWeight is what the last bracket counts against those before it: a quarter, so that one odd launch does not
-// decide.
+// historyWeight: the last bracket counts 1/historyWeight against earlier ones, so that one odd launch does not decide.
 const historyWeight = 4
 
 func (b *brackets) note(e Event) {
@@ -171,7 +170,7 @@ func (b *brackets) note(e Event) {
 	b.usual[e.Program] = took
 }
 
-// shortest is what the shortest of the brackets that are open takes by their history; false where none is known.
+// shortest returns the usual duration of the shortest open bracket; false if none is known.
 func (b *brackets) shortest() (d time.Duration, known bool) {
 	for p := range b.running {
 		if usual, ok := b.usual[p]; ok && (!known || usual < d) {
@@ -181,8 +180,7 @@ func (b *brackets) shortest() (d time.Duration, known bool) {
 	return d, known
 }
 
-// byCount orders by how often blocks of the extents were accessed, the coldest first, and equals by when they were
-// used.
+// byCount orders extents by accesses per block, the coldest first, and equals by last use.
 func byCount(x, y *facts) int {
 	return cmp.Or(cmp.Compare(x.count*y.blocks(), y.count*x.blocks()), byUse(x, y))
 }

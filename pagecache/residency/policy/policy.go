@@ -6,30 +6,30 @@ import (
 	"time"
 )
 
-// ID names an extent. One that comes back after it Left has the ID that it had.
+// ID names an extent. An extent that comes back after Left keeps its ID.
 type ID uint64
 
-// Program names what begins brackets, a client for example, whose brackets take similar times.
+// Program names something whose brackets take similar times, for example a client.
 type Program uint64
 
-// Kind is what happened.
+// Kind is the kind of an Event.
 type Kind uint8
 
 const (
-	// Placed says that the extent was given memory. It may go.
+	// Placed: the extent got memory. It may leave.
 	Placed Kind = iota
-	// Mapped says that from now on it may not go: the first client maps it, or the first bracket uses it.
+	// Mapped: the extent may not leave from now on, because the first client maps it, or the first bracket uses it.
 	Mapped
-	// Unmapped says that it may go again.
+	// Unmapped: the extent may leave again.
 	Unmapped
-	// Left says that it gives its memory back. It may come back.
+	// Left: the extent gave its memory back. It may come back.
 	Left
-	// Accessed says that Bytes of it were accessed, with Write: that some of them were changed. It need not have
+	// Accessed: Bytes of the extent were accessed; with Write, some of them were changed. The extent need not have
 	// memory.
 	Accessed
-	// Forgotten says that an extent without memory never comes back.
+	// Forgotten: an extent without memory never comes back.
 	Forgotten
-	// Began and Ended say that a bracket of Program began and ended, At those times.
+	// Began and Ended: a bracket of Program began or ended, at the time At.
 	Began
 	Ended
 )
@@ -42,19 +42,19 @@ var kindWords = [...]string{
 
 func (k Kind) String() string { return kindWords[k] }
 
-// Event is what a Rule is told.
+// Event tells a Rule what happened.
 type Event struct {
 	Kind Kind
 	// ID is the extent's; 0 in Began and Ended.
 	ID ID
-	// Bytes is the size of the extent in the Placed event, and what is accessed of it in Accessed.
+	// Bytes is the size of the extent in Placed, and the number of bytes accessed in Accessed.
 	Bytes int64
-	// Priority is what its owner says of the extent in the Placed event. Extents of lower ones go first, by rules that
-	// look at it.
+	// Priority is the extent's priority in Placed, as its owner sets it. Rules that use priorities evict lower ones
+	// first.
 	Priority int
-	// Write says that some of the accessed bytes were changed.
+	// Write means that some of the accessed bytes were changed.
 	Write bool
-	// Program and At are those of a bracket. Times are counted from any fixed moment.
+	// Program and At describe a bracket. At counts from any fixed moment.
 	Program Program
 	At      time.Duration
 }
@@ -79,20 +79,19 @@ func (e Event) String() string {
 
 // Rule chooses victims.
 type Rule interface {
-	// Note tells the Rule what happened.
+	// Note tells the Rule of an event.
 	Note(e Event)
-	// Victims yields the extents that may go, the first to go first. Nobody calls Note meanwhile.
+	// Victims yields the extents that may leave, in order. Note must not be called meanwhile.
 	Victims() iter.Seq[ID]
 }
 
 // Options of rules.
 type Options struct {
-	// Seed is what chance depends on.
+	// Seed seeds the random rules.
 	Seed uint64
-	// ReadOnlyFirst has extents go first that nobody has written to since they were placed. The rule of chance does not
-	// look at it.
+	// ReadOnlyFirst evicts extents first that were not written to since they were placed. The rule "random" ignores it.
 	ReadOnlyFirst bool
 }
 
-// Default is the name of the rule that is used where nobody asks for another one.
+// Default is the name of the default rule.
 const Default = "allocated"

@@ -21,7 +21,7 @@ func newRule(t *testing.T, name string, o Options) Rule {
 	return r
 }
 
-// victims returns what a rule names, as a line of a transcript.
+// victims returns the victims that a rule names, as a line of a transcript.
 func victims(r Rule) string {
 	line := "victims:"
 	for id := range r.Victims() {
@@ -30,7 +30,7 @@ func victims(r Rule) string {
 	return line
 }
 
-// TestTranscripts replays testdata/RULE_WHAT.txt, where RULE may end in +readonly: events, and the victims after them.
+// TestTranscripts replays testdata/RULE_WHAT.txt: events, and the victims after them. RULE may end in +readonly.
 func TestTranscripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	require.NoError(t, err)
@@ -55,7 +55,7 @@ func TestTranscripts(t *testing.T) {
 		})
 	}
 	for _, name := range Names() {
-		if name != "random" { // TestRandomIsEven
+		if name != "random" { // TestRandomIsEven tests it
 			require.True(t, ruled[name], "the rule %q has no transcript", name)
 		}
 	}
@@ -92,7 +92,7 @@ func parse(t *testing.T, line string) (e Event) {
 	return e
 }
 
-// seen is what a twin makes of a whole trace.
+// seen is what a twin learns from a whole trace.
 type seen struct {
 	trace    []Event
 	id       ID
@@ -100,10 +100,10 @@ type seen struct {
 	priority int
 	placed   int // the index of its last Placed event
 	used     int
-	accesses float64 // of each block
+	accesses float64 // per block
 }
 
-// candidates are the extents that may go after a trace: each is looked for in all of it.
+// candidates returns the extents that may leave after a trace. It searches the whole trace for each.
 func candidates(trace []Event) (list []seen) {
 	for i, e := range trace {
 		if e.Kind != Placed || slices.ContainsFunc(trace[i+1:], func(l Event) bool {
@@ -138,7 +138,7 @@ func candidates(trace []Event) (list []seen) {
 	return list
 }
 
-// slow says whether FlexGPU's rule would have x wait.
+// slow reports whether FlexGPU's rule ranks x last.
 func (x seen) slow() bool {
 	open, since, usual := map[Program]int{}, map[Program]time.Duration{}, map[Program]float64{}
 	for _, e := range x.trace {
@@ -168,7 +168,7 @@ func (x seen) slow() bool {
 	return shortest >= 0 && float64(x.bytes)/linkBandwidth*1e9 >= shortest
 }
 
-// twins are slow and obvious: each compares what the whole trace says of two extents. Rules of chance have none.
+// twins are slow and obvious: each compares two extents by the whole trace. Random rules have none.
 var twins = map[string]func(x, y seen) int{
 	"allocated": func(x, y seen) int { return x.placed - y.placed },
 	"lru":       func(x, y seen) int { return x.used - y.used },
@@ -179,7 +179,8 @@ var twins = map[string]func(x, y seen) int{
 	},
 }
 
-// random returns an event that may follow those of a trace. on has the extents on the device, and whether they are
+// random returns an event that may follow a trace. on has the extents on the device, and whether they are mapped; off
+// has those that left.
 // mapped; off those that left.
 func random(rnd *rand.Rand, on map[ID]bool, off map[ID]bool, open map[Program]int, at time.Duration, next ID) Event {
 	pick := func(m map[ID]bool) ID {
@@ -218,7 +219,8 @@ func random(rnd *rand.Rand, on map[ID]bool, off map[ID]bool, open map[Program]in
 	return Event{Kind: Mapped, ID: id}
 }
 
-// TestTwins runs random traces. Rules of chance name the same extents as the others, in whatever order.
+// TestTwins compares the rules with their twins on random traces. Random rules must name the same extents, in any
+// order.
 func TestTwins(t *testing.T) {
 	for _, name := range Names() {
 		for seed := range uint64(20) {
@@ -260,7 +262,7 @@ func TestTwins(t *testing.T) {
 	}
 }
 
-// TestRandomIsEven: each extent is as likely to be the first to go, whatever went before.
+// TestRandomIsEven: each extent is equally likely to be the first victim, whatever happened before.
 func TestRandomIsEven(t *testing.T) {
 	for _, name := range []string{"random", "gpuswap"} {
 		r := newRule(t, name, Options{Seed: 1})
@@ -281,7 +283,7 @@ func TestRandomIsEven(t *testing.T) {
 	}
 }
 
-// TestFullCounters: what was hotter stays so when counters are halved.
+// TestFullCounters: halving the counters keeps their order.
 func TestFullCounters(t *testing.T) {
 	r := newRule(t, "lfu", Options{}).(*rule)
 	for id := range ID(3) {
@@ -295,8 +297,9 @@ func TestFullCounters(t *testing.T) {
 	require.Equal(t, "victims: 1 2 0", victims(r))
 }
 
-// TestThreshold has the numbers of Ganguly, section IV: with t_s = 8, one access is enough while less than an eighth is
-// allocated, 9 at the brim; with p = 2, 16 when something has to go, 48 after two round trips.
+// TestThreshold uses the numbers of Ganguly, section IV. With t_s = 8, one access is enough while less than an eighth
+// is allocated, and 9 are needed when memory is full. With p = 2, 16 are needed if something has to leave, and 48 after
+// two round trips.
 func TestThreshold(t *testing.T) {
 	needs := func(th Threshold, trips int, allocated int64, fits bool) (n int) {
 		for range trips {
@@ -316,7 +319,7 @@ func TestThreshold(t *testing.T) {
 	var th Threshold
 	require.True(t, th.Access(1, true, 1000, 1000, false), "a write moves at once")
 
-	// Full counters are halved, of all extents.
+	// When counters are full, all are halved.
 	th.visits(1).accesses, th.visits(2).accesses = mostCount, 100
 	th.Access(1, false, 0, 1, false)
 	require.EqualValues(t, (mostCount+1)/2, th.visits(1).accesses)

@@ -8,7 +8,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/choices"
 )
 
-// rule is a Rule by its order.
+// rule is a Rule made of an order.
 type rule struct {
 	book
 	order func(x, y *facts) int
@@ -18,17 +18,17 @@ func (r *rule) Note(e Event) { r.note(e) }
 
 func (r *rule) Victims() iter.Seq[ID] { return r.victims(r.order) }
 
-// ByBrackets is the name of the rule that goes by which brackets are open.
+// ByBrackets names the rule that looks at open brackets.
 const ByBrackets = "flexgpu"
 
-// Counts reports whether the rule of that name goes by how often extents are accessed.
+// Counts reports whether the named rule uses access counts.
 func Counts(name string) bool { return name == byCounts || name == ByBrackets }
 
-// byCounts is the name of the rule that goes by nothing else.
+// byCounts names the rule that uses only access counts.
 const byCounts = "lfu"
 
-// rules are in the order in which people want to see them. Each has what makes its order for its book; at random there
-// is none.
+// rules are listed in the order in which people want to see them. Of makes the rule's order for a book; nil means
+// random.
 var rules = choices.Table[func(b *book, o Options) func(x, y *facts) int]{
 	{Name: "allocated", About: "the one that was given its memory first, as GAIA does",
 		Of: func(*book, Options) func(x, y *facts) int { return byAge }},
@@ -56,8 +56,8 @@ type byChance struct {
 
 func (r *byChance) Note(e Event) { r.note(e) }
 
-// Victims draws one after the other, as in a shuffle of which only what was drawn is kept. It draws anew after each
-// extent that left.
+// Victims draws one extent after the other. It is a shuffle that remembers only the positions that moved. The draw
+// changes after each extent that left.
 func (r *byChance) Victims() iter.Seq[ID] {
 	return func(yield func(ID) bool) {
 		base, n := mix(mix(r.seed)^r.left), len(r.present)
@@ -79,11 +79,12 @@ func (r *byChance) Victims() iter.Seq[ID] {
 	}
 }
 
-// linkBandwidth is the bytes a second that moving an extent takes: pinned copies of 2 MiB on an NVIDIA H200, 51 GB/s.
+// linkBandwidth is the bandwidth for moving an extent, in bytes a second: pinned copies of 2 MiB on an NVIDIA H200, 51
+// GB/s.
 const linkBandwidth = 51e9
 
-// flexGPU is FlexGPU's order (Chen, 3.3.3). The paper has a request wait where no extent moves in less time than the
-// shortest running kernel; here these extents come last, and who asks decides whether to wait.
+// flexGPU is FlexGPU's order (Chen, 3.3.3). In the paper, a request waits if no extent moves in less time than the
+// shortest running kernel. Here such extents come last, and the caller decides whether to wait.
 func flexGPU(b *book, _ Options) func(x, y *facts) int {
 	slow := func(x *facts) int {
 		shortest, known := b.shortest()
@@ -95,7 +96,7 @@ func flexGPU(b *book, _ Options) func(x, y *facts) int {
 	return func(x, y *facts) int { return cmp.Or(cmp.Compare(slow(x), slow(y)), byCount(x, y)) }
 }
 
-// atRandom draws anew after each extent that left.
+// atRandom returns a random order, which changes after each extent that left.
 func atRandom(b *book, o Options) func(x, y *facts) int {
 	draw := func(x *facts) uint64 { return mix(mix(mix(o.Seed)^b.left) ^ uint64(x.id)) }
 	return func(x, y *facts) int { return cmp.Or(cmp.Compare(draw(x), draw(y)), cmp.Compare(x.id, y.id)) }
@@ -109,13 +110,13 @@ func mix(n uint64) uint64 {
 	return n ^ n>>31
 }
 
-// Names returns the names that New knows.
+// Names returns the names of all rules.
 func Names() []string { return rules.Names() }
 
-// About says in one line which extent a rule has go first.
+// About says in one line which extent a rule evicts first.
 func About(name string) string { return rules.About(name) }
 
-// New makes a rule by its name.
+// New makes the rule of the given name.
 func New(name string, o Options) (Rule, error) {
 	order, err := rules.Find(name, "rule %q for evictions")
 	if err != nil {
@@ -138,7 +139,7 @@ func newBook() book {
 		make(map[Program]time.Duration)}}
 }
 
-// first is negative where x is true and y is not, and positive the other way round.
+// first is negative if only x is true, and positive if only y is.
 func first(x, y bool) int {
 	switch {
 	case x && !y:

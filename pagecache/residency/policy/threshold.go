@@ -1,30 +1,30 @@
 package policy
 
-// Threshold decides when an extent that lies in host memory moves into device memory: once it was accessed often enough
-// (Ganguly, Equation 1). While memory is free, that is soon; where something else has to go, later, and the later the
-// more often the extent has made the way already. An extent that is written to moves at once.
+// Threshold decides when an extent in host memory moves into device memory: once it was accessed often enough (Ganguly,
+// Equation 1). While memory is free, few accesses are enough. If another extent has to leave, more are needed, and the
+// more round trips the extent has made, the more. An extent that is written to moves at once.
 //
-// Calls on one Threshold must not overlap. The zero value of the numbers stands for the paper's.
+// Calls on one Threshold must not overlap. For numbers that are zero, the paper's are used.
 type Threshold struct {
-	// Static is t_s: the accesses that are enough when memory is just full. Penalty is p, by which more are needed when
-	// something has to go.
+	// Static is t_s: how many accesses are enough when memory is almost full. Penalty is p: the factor by which more
+	// are needed if another extent has to leave.
 	Static, Penalty uint64
 
 	extents map[ID]*visits
 }
 
-// The numbers of the paper.
+// The paper's numbers.
 const (
 	DefaultStatic  = 8
 	DefaultPenalty = 8
-	// mostTrips is where the counter of round trips is full, and all are halved (5 bits).
+	// mostTrips is the largest count of round trips. When a counter exceeds it, all are halved (5 bits).
 	mostTrips = 1<<5 - 1
 )
 
 type visits struct{ accesses, trips uint64 }
 
-// Access counts an access to an extent that is not in device memory, or is, and reports whether it is to be there.
-// allocated and total are the bytes of device memory, fits says that the extent needs nothing else to go.
+// Access counts an access to an extent, in device memory or not, and reports whether the extent should be there.
+// allocated and total are amounts of device memory. fits means that no other extent has to leave for it.
 func (t *Threshold) Access(id ID, write bool, allocated, total int64, fits bool) bool {
 	v := t.visits(id)
 	if v.accesses++; v.accesses > mostCount {
@@ -50,7 +50,7 @@ func (t *Threshold) needed(trips uint64, allocated, total int64, fits bool) uint
 	return static * (trips + 1) * penalty
 }
 
-// Left counts a round trip: the extent was in device memory, and is there no more.
+// Left counts a round trip: the extent left device memory.
 func (t *Threshold) Left(id ID) {
 	v := t.visits(id)
 	if v.trips++; v.trips > mostTrips {

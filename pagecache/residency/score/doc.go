@@ -1,22 +1,22 @@
-// Package score plays a trace against the memory of devices that is too small for it, and counts what each rule for
-// evictions comes to.
+// Package score replays a trace against device memory that is too small for it, and counts what each eviction rule
+// costs.
 //
 // # The play
 //
-// Each device has its own memory, of which extents take a fixed size. The accesses of its programs come in the order of
-// the trace. An extent that is not there moves in, or is accessed where it is, over the link: Placement says which.
-// When it moves in and there is no room, the rule names what goes; changed extents are copied home, others are dropped.
-// Accesses of CPU programs cost nothing and move nothing. Rules hear of them where the extent is there.
+// Each device has its own memory, divided into extents of one size. Its programs access them in the order of the trace.
+// An extent that is not in device memory moves in, or is accessed over the link; Placement decides. If it moves in and
+// there is no room, the rule names what leaves. Changed extents are copied home, others are dropped. Accesses of CPU
+// programs cost nothing and move nothing; rules hear of them if the extent is in device memory.
 //
 // # The bounds
 //
-// Belady evicts what is accessed latest in the future: no rule has fewer moves, if all extents that are accessed move
-// in. The best of many runs of chance approximates the best that any rule could come to, as GPUswap's evaluation does
-// (6.2); unlike Belady's it counts what copies home cost.
+// Belady evicts the extent whose next access is last. If all accessed extents move in, no rule has fewer moves. The
+// best of many random runs approximates the best that any rule could do, as in GPUswap's evaluation (6.2). Unlike
+// Belady's bound, it includes the cost of copies home.
 //
 // # The time
 //
-// Time is the sum of what accesses take: bytes that are there at the bandwidth of device memory, bytes that move or are
-// accessed remotely at that of the link, and a fixed time for each move, for mapping and unmapping. Nothing overlaps:
-// it compares rules, and forecasts nothing.
+// Time is the sum of these: bytes accessed in device memory at its bandwidth, bytes moved or accessed remotely at the
+// link's, and a fixed time per move for mapping and unmapping. Nothing overlaps. The sum compares rules; it does not
+// predict run times.
 package score

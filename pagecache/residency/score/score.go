@@ -12,33 +12,33 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/residency/policy"
 )
 
-// Model is what things take. Bandwidths are in bytes a second.
+// Model is the cost of things. Bandwidths are in bytes a second.
 type Model struct {
-	// Local is device memory as kernels read it, Link what copies and remote accesses go over.
+	// Local is device memory as kernels read it, Link the path of copies and remote accesses.
 	Local, Link float64
-	// Move is what a move takes besides its bytes.
+	// Move is the time of a move, in addition to its bytes.
 	Move time.Duration
 }
 
-// DefaultModel has the figures of an NVIDIA H200: kernels read its memory at more than 2,000 GB/s, and pinned host
-// memory at 51 GB/s, which is what copies of 2 MiB take too; and creating, mapping and unmapping 2 MiB takes 50 µs.
+// DefaultModel has the figures of an NVIDIA H200: kernels read its memory at more than 2,000 GB/s and pinned host
+// memory at 51 GB/s, copies of 2 MiB run at 51 GB/s, and creating, mapping and unmapping 2 MiB takes 50 µs.
 func DefaultModel() Model { return Model{2000e9, 51e9, 50 * time.Microsecond} }
 
-// Placements are the ways to decide whether an extent moves in: whenever it is accessed, never, or by policy.Threshold.
+// Placements are the ways to decide whether an extent moves in: at every access, by policy.Threshold, or never.
 func Placements() []string { return []string{"always", "threshold", "never"} }
 
-// Setup is what a play is made with.
+// Setup configures a play.
 type Setup struct {
-	// Memory is the bytes of each device. It has room for one extent at least.
+	// Memory is the memory of each device in bytes. There is always room for one extent.
 	Memory int64
-	// Placement is one of Placements. "" is the first.
+	// Placement is one of Placements.
 	Placement string
 	// Static and Penalty are those of policy.Threshold.
 	Static, Penalty uint64
 	Model           Model
 }
 
-// Check says what is wrong with a Setup.
+// Check returns an error if the Setup is invalid.
 func (s *Setup) Check() error {
 	if !slices.Contains(Placements(), s.Placement) {
 		return fmt.Errorf("there is no placement %q; there are %s", s.Placement, strings.Join(Placements(), ", "))
@@ -49,18 +49,19 @@ func (s *Setup) Check() error {
 	return nil
 }
 
-// Score is what a rule came to. Sizes are in bytes.
+// Score is the result of a play. Sizes are in bytes.
 type Score struct {
-	// Accesses to extents were made by devices, of which Hits found it there.
+	// Accesses counts devices' accesses to extents, Hits those that found the extent in device memory.
 	Accesses, Hits int64
-	// Moves brought an extent in; Trips did so for one that had been there before.
+	// Moves counts extents that moved in, Trips those of them that had been there before.
 	Moves, Trips int64
-	// Moved came in, Home was copied home from changed extents that went, Remote was accessed where it is.
+	// Moved is what moved in, Home what changed extents copied home when they left, Remote what was accessed over the
+	// link.
 	Moved, Home, Remote int64
 	Time                time.Duration
 }
 
-// Score plays the trace with a rule for each device.
+// Score replays the trace, with a rule of its own for each device.
 func (s *Steps) Score(setup Setup, rule func() policy.Rule) (sum Score) {
 	for _, steps := range s.devices {
 		sum.add(s.play(steps, setup, rule()))
@@ -68,7 +69,7 @@ func (s *Steps) Score(setup Setup, rule func() policy.Rule) (sum Score) {
 	return sum
 }
 
-// Belady plays it with the rule that knows the future.
+// Belady replays the trace with the rule that knows the future.
 func (s *Steps) Belady(setup Setup) (sum Score) {
 	for _, steps := range s.devices {
 		sum.add(s.play(steps, setup, &belady{steps: steps, present: make(map[policy.ID]int32)}))
@@ -76,7 +77,7 @@ func (s *Steps) Belady(setup Setup) (sum Score) {
 	return sum
 }
 
-// BestOfChance plays it so many times with the rule of chance, and returns the one that took least time.
+// BestOfChance replays the trace runs times with the random rule, and returns the Score with the least time.
 func (s *Steps) BestOfChance(setup Setup, runs int) Score {
 	scores := make([]Score, runs)
 	var workers sync.WaitGroup
@@ -108,10 +109,10 @@ func (s *Score) add(o Score) {
 	s.Time += o.Time
 }
 
-// residence is what is known of an extent in a play.
+// residence is the state of an extent in a play.
 type residence struct{ here, changed, was bool }
 
-// play plays the steps of one device.
+// play replays the steps of one device.
 func (s *Steps) play(steps []step, setup Setup, rule policy.Rule) (sum Score) {
 	room := max(setup.Memory/s.extent, 1)
 	used := int64(0)
@@ -185,11 +186,11 @@ func first(ids iter.Seq[policy.ID]) policy.ID {
 	panic("score: no extent may go")
 }
 
-// belady is the Rule that evicts what is accessed latest.
+// belady is the Rule that evicts the extent whose next access is last.
 type belady struct {
 	steps   []step
 	now     int
-	present map[policy.ID]int32 // when it is accessed next
+	present map[policy.ID]int32 // the step of the next access
 }
 
 func (b *belady) Note(e policy.Event) {
@@ -203,7 +204,7 @@ func (b *belady) Note(e policy.Event) {
 	}
 }
 
-// Victims yields one: there is no need for another.
+// Victims yields one extent; a play needs no more.
 func (b *belady) Victims() iter.Seq[policy.ID] {
 	return func(yield func(policy.ID) bool) {
 		var victim policy.ID

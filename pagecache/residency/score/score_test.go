@@ -14,7 +14,7 @@ import (
 
 const extent = 64 << 10
 
-// accesses makes a trace of accesses to the first page of each of these extents; negative ones are writes to -n.
+// accesses makes a trace of accesses to the first page of each of these extents; -n means a write to n.
 func accesses(device int, extents ...int64) *trace.Trace {
 	t := &trace.Trace{Files: []trace.File{{Size: 1 << 30}}, Sources: []trace.Source{{Device: device},
 		{Device: trace.CPU}}}
@@ -43,13 +43,13 @@ func setup(extents int64, placement string) Setup {
 	return Setup{Memory: extents * extent, Placement: placement, Model: DefaultModel()}
 }
 
-// TestByHand has a play whose every step is known.
+// TestByHand checks a play whose every step was computed by hand.
 func TestByHand(t *testing.T) {
 	s := steps(t, accesses(0, 1, 2, 1, -3, 1, 2, 3))
 	require.EqualValues(t, 3*extent, s.Distinct())
 	got := s.Score(setup(2, "always"), named(t, "lru", policy.Options{}))
-	// 1 and 2 come; 1 is hit; 3 takes the place of 2, and is changed; 1 is hit; 2 takes the place of 3, which goes
-	// home; 3 takes the place of 1.
+	// 1 and 2 move in; 1 is hit; 3 replaces 2, and is changed; 1 is hit; 2 replaces 3, which is copied home; 3 replaces
+	// 1.
 	require.Equal(t, Score{Accesses: 7, Hits: 2, Moves: 5, Trips: 2, Moved: 5 * extent, Home: extent, Time: got.Time},
 		got)
 	m := DefaultModel()
@@ -59,13 +59,13 @@ func TestByHand(t *testing.T) {
 	require.EqualValues(t, 4, best.Moves)
 	got = s.Score(setup(2, "never"), named(t, "lru", policy.Options{}))
 	require.Equal(t, Score{Accesses: 7, Remote: 7 * 4096, Time: got.Time}, got)
-	// A write moves at once, the rest once it was accessed often enough.
+	// An extent that is written to moves at once, the others once they were accessed often enough.
 	got = s.Score(setup(2, "threshold"), named(t, "lru", policy.Options{}))
 	require.EqualValues(t, 2, got.Moves, "1 while memory is free, then 3, which is written to")
 	require.EqualValues(t, 2*4096, got.Remote, "2, twice")
 }
 
-// TestWhatIsAccessedOnCPUs is evidence only.
+// TestWhatIsAccessedOnCPUs: CPU accesses move nothing, but rules hear of them.
 func TestWhatIsAccessedOnCPUs(t *testing.T) {
 	tr := accesses(3, 1, 2, 1, 3)
 	tr.Events[2].Source = 1
@@ -74,10 +74,10 @@ func TestWhatIsAccessedOnCPUs(t *testing.T) {
 	require.EqualValues(t, 3, got.Moves)
 	tr.Events = append(tr.Events, trace.Event{Off: extent, Len: 1})
 	got = steps(t, tr).Score(setup(2, "always"), named(t, "lru", policy.Options{}))
-	require.EqualValues(t, 1, got.Hits, "2 went, since a program on the CPU had used 1")
+	require.EqualValues(t, 1, got.Hits, "2 left, because a program on the CPU had used 1")
 }
 
-// TestDevicesHaveTheirOwnMemory: what one accesses takes nothing from the other.
+// TestDevicesHaveTheirOwnMemory: an access on one device takes no memory of the other.
 func TestDevicesHaveTheirOwnMemory(t *testing.T) {
 	tr := accesses(0, 1, 2, 1, 2)
 	tr.Sources = append(tr.Sources, trace.Source{Device: 7})
@@ -91,7 +91,7 @@ func TestDevicesHaveTheirOwnMemory(t *testing.T) {
 	require.EqualValues(t, 2, got.Hits)
 }
 
-// TestNoRuleBeatsBelady: on random traces it has the fewest moves.
+// TestNoRuleBeatsBelady: on random traces Belady has the fewest moves.
 func TestNoRuleBeatsBelady(t *testing.T) {
 	for seed := range uint64(30) {
 		rnd := rand.New(rand.NewPCG(seed, 0))
@@ -118,8 +118,8 @@ func TestNoRuleBeatsBelady(t *testing.T) {
 	}
 }
 
-// TestShapes: what rules are known for. A loop over a little more than fits is LRU's worst case; frequency finds what
-// is hot; and the threshold keeps what is cold from pushing it out.
+// TestShapes: rules behave as they are known to. A loop over slightly more than fits is LRU's worst case; LFU keeps hot
+// extents; the threshold keeps cold extents from displacing them.
 func TestShapes(t *testing.T) {
 	play := func(pattern, rule, placement string) Score {
 		tr, err := replay.Make(pattern, 64<<20, 1)
@@ -137,12 +137,12 @@ func TestShapes(t *testing.T) {
 	require.Less(t, threshold.Time, lfu.Time)
 }
 
-// TestReadOnlyFirst: it saves copies home where what is changed is used again, and costs moves where what is only read
-// is. So it is no rule of its own, and no setting of the daemon.
+// TestReadOnlyFirst: it saves copies home if changed extents are used again, and costs moves if extents that are only
+// read are used again. So it is neither a rule of its own nor a setting of the daemon.
 func TestReadOnlyFirst(t *testing.T) {
 	var streams, tables []int64
 	for round := range int64(50) {
-		streams = append(streams, -1, -2, 10+2*round, 11+2*round) // two results, and what flies past
+		streams = append(streams, -1, -2, 10+2*round, 11+2*round) // two results, and input that is read once
 		tables = append(tables, 1, 2, -10-2*round, -11-2*round)   // two tables, and results that nobody reads again
 	}
 	play := func(list []int64, first bool) Score {

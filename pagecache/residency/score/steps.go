@@ -10,30 +10,30 @@ import (
 	"github.com/gaiafs/gaiafs/prefetch/trace"
 )
 
-// mostSteps bounds the memory that a play takes: 3 GB.
+// mostSteps bounds the memory of a play: 3 GB.
 const mostSteps = 1 << 26
 
 // step is an access to one extent.
 type step struct {
 	id    policy.ID
 	bytes int64
-	next  int32 // the step of the device that accesses the extent next, or never
+	next  int32 // the device's next step that accesses the extent, or never
 	write bool
 	cpu   bool
 }
 
 const never = 1<<31 - 1
 
-// Steps is a trace as accesses to extents.
+// Steps is a trace, cut into accesses to extents.
 type Steps struct {
 	extent  int64
 	devices [][]step
-	// distinct is how many extents the device with the most of them accesses.
+	// distinct is how many extents a device accesses: the largest number of all devices.
 	distinct int
 }
 
-// New cuts the accesses of a trace into extents of so many bytes, a power of two of at least 64 KiB. It fails where the
-// trace has no accesses of devices, and where it has too many.
+// New cuts the accesses of a trace into extents of so many bytes: a power of two from 64 KiB to 1 TiB. It fails if the
+// trace has no accesses of devices, or too many.
 func New(t *trace.Trace, extent int64) (*Steps, error) {
 	if extent < 64<<10 || extent&(extent-1) != 0 || extent > 1<<40 {
 		return nil, fmt.Errorf("extents have a power of two of bytes, from 64 KiB to 1 TiB, not %d", extent)
@@ -87,12 +87,12 @@ func New(t *trace.Trace, extent int64) (*Steps, error) {
 		s.distinct = max(s.distinct, link(steps))
 	}
 	if s.distinct == 0 {
-		return nil, errors.New("no program on a device acquired or changed anything meanwhile: record while one does")
+		return nil, errors.New("no program on a device acquired or changed anything during the recording: record while one does")
 	}
 	return s, nil
 }
 
-// link finds out when each extent is accessed next, and returns how many the device accesses.
+// link fills in when each extent is accessed next, and returns how many extents the device accesses.
 func link(steps []step) int {
 	seen := make(map[policy.ID]int32)
 	for i := len(steps) - 1; i >= 0; i-- {
@@ -107,7 +107,7 @@ func link(steps []step) int {
 	return len(seen)
 }
 
-// Distinct returns the bytes of the extents that the device with the most of them accesses.
+// Distinct returns the bytes of the extents that a device accesses: the largest number of all devices.
 func (s *Steps) Distinct() int64 { return int64(s.distinct) * s.extent }
 
 func sortedKeys(m map[int]int) (keys []int) {

@@ -11,36 +11,36 @@ import (
 // ID names a tenant.
 type ID string
 
-// Nobody asks for memory where some is only given up.
+// Nobody is the tenant that asks when memory is only given up.
 const Nobody ID = ""
 
-// User names the tenant that a user is.
+// User returns the ID of a user.
 func User(uid uint32) ID { return ID(fmt.Sprint("user ", uid)) }
 
-// Cgroup names the tenant that the processes of a cgroup are, and of those below it. path is as /proc/PID/cgroup has
-// it.
+// Cgroup returns the ID of a cgroup with those below it. path is as in /proc/PID/cgroup.
 func Cgroup(path string) ID { return ID("cgroup " + path) }
 
-// Named names the tenant of the processes that call themselves so.
+// Named returns the ID of the processes that name this tenant.
 func Named(name string) ID { return ID("named " + name) }
 
-// Directory names the tenant that owns what is below a directory, whoever maps it. path is relative to the mountpoint.
+// Directory returns the ID of the tenant that owns everything below a directory, whoever maps it. path is relative to
+// the mountpoint.
 func Directory(path string) ID { return ID("directory " + path) }
 
-// Process is what says of which tenant a process is.
+// Process has what determines a process's tenant.
 type Process struct {
 	User uint32
-	// Cgroup is as /proc/PID/cgroup has it, "" where it is not known.
+	// Cgroup is as in /proc/PID/cgroup; "" if it is not known.
 	Cgroup string
-	// Name is what the process calls its tenant, "" where it says nothing.
+	// Name is the tenant that the process names; "" if it names none.
 	Name string
-	// Files are the paths below the mountpoint of what it maps.
+	// Files are the paths, below the mountpoint, of what it maps.
 	Files []string
 }
 
-// Find returns the tenant that owns what a process maps: the innermost directory which is configured and has all of it,
-// or the one that the process names, or that of the innermost cgroup which is configured, or else the user. It fails
-// where the process names one that is not configured, or not for its user.
+// Find returns the tenant that owns what a process maps. That is the innermost configured directory that contains all
+// its files; otherwise the tenant that the process names; otherwise the innermost configured cgroup; otherwise the
+// user. Find fails if the process names a tenant that is not configured, or not for its user.
 func Find(configured []Tenant, p Process) (found ID, err error) {
 	if p.Name != "" {
 		if found, err = findNamed(configured, p); err != nil {
@@ -81,30 +81,30 @@ func findNamed(configured []Tenant, p Process) (ID, error) {
 	i := slices.IndexFunc(configured, func(t Tenant) bool { return t.ID == id })
 	switch {
 	case i < 0:
-		return "", fmt.Errorf("the mount knows no tenant of the name %q: no entry of its file of tenants has it",
+		return "", fmt.Errorf("the mount knows no tenant named %q: its tenants file has no such entry",
 			p.Name)
 	case !configured[i].Everyone && !slices.Contains(configured[i].Users, p.User):
-		return "", fmt.Errorf("user %d may not be the tenant of the name %q: the mount's file of tenants does not list that user", p.User, p.Name)
+		return "", fmt.Errorf("user %d may not be the tenant named %q: the mount's tenants file does not list that user", p.User, p.Name)
 	}
 	return id, nil
 }
 
-// Tenant is what is configured of one.
+// Tenant is the configuration of a tenant.
 type Tenant struct {
 	ID ID
-	// Weight is how the tenant's share compares with those of others. It is positive.
+	// Weight is the tenant's weight among others, for its share. It is positive.
 	Weight float64
-	// Guaranteed is the bytes of each device that nobody takes from the tenant, and Most those that it may own. 0
-	// stands for none of them, and for all.
+	// Guaranteed is how many bytes of each device nobody takes from the tenant, and Most how many it may own. 0 means
+	// none and all, respectively.
 	Guaranteed, Most int64
-	// MostPinned is the bytes that it may own of pinned memory of the host, for all devices. 0: all.
+	// MostPinned is how many bytes of pinned host memory it may own, for all devices together. 0 means all.
 	MostPinned int64
-	// Users are those whose processes may name this tenant, with Everyone: all. They are for Named ones.
+	// Users are the users whose processes may name this tenant; Everyone lets all users. They apply to Named tenants.
 	Users    []uint32
 	Everyone bool
 }
 
-// Check says what is wrong with a list of tenants.
+// Check returns an error if a list of tenants is invalid.
 func Check(list []Tenant) error {
 	seen := make(map[ID]bool)
 	for _, t := range list {
@@ -114,9 +114,9 @@ func Check(list []Tenant) error {
 		case seen[t.ID]:
 			return fmt.Errorf("there are two tenants %q", t.ID)
 		case !(t.Weight > 0) || math.IsInf(t.Weight, 0):
-			return fmt.Errorf("tenant %q: the weight %v is not positive; who shall have nothing that others need gets a small one", t.ID, t.Weight)
+			return fmt.Errorf("tenant %q: the weight %v is not positive; a tenant that always gives way gets a small weight", t.ID, t.Weight)
 		case t.Guaranteed < 0 || t.Most < 0 || t.MostPinned < 0:
-			return fmt.Errorf("tenant %q: what is guaranteed, and the most, must not be negative", t.ID)
+			return fmt.Errorf("tenant %q: the guarantee and the maximum must not be negative", t.ID)
 		case t.Most > 0 && t.Guaranteed > t.Most:
 			return fmt.Errorf("tenant %q: more is guaranteed to it than it may own", t.ID)
 		}
@@ -125,7 +125,7 @@ func Check(list []Tenant) error {
 	return nil
 }
 
-// OfPinned returns what the list says of pinned memory of the host, as a list for its Ledger.
+// OfPinned returns a list for the Ledger of pinned host memory.
 func OfPinned(list []Tenant) []Tenant {
 	of := slices.Clone(list)
 	for i := range of {
@@ -134,15 +134,14 @@ func OfPinned(list []Tenant) []Tenant {
 	return of
 }
 
-// Ledger is the account of one device.
+// Ledger is the account of one device's memory, or of pinned memory.
 type Ledger struct {
 	total      int64
 	configured map[ID]Tenant
 	owned      map[ID]int64
 }
 
-// New returns the account of a device of so many bytes. It fails as Check does, and where more is guaranteed than there
-// is.
+// New returns the account of so many bytes. It fails if CheckFor does.
 func New(total int64, list []Tenant) (*Ledger, error) {
 	l := &Ledger{total: total, owned: make(map[ID]int64)}
 	if err := CheckFor(total, list); err != nil {
@@ -152,7 +151,7 @@ func New(total int64, list []Tenant) (*Ledger, error) {
 	return l, nil
 }
 
-// CheckFor is Check for a device of so many bytes, of which no more is guaranteed than there is.
+// CheckFor is Check for a device of so many bytes. It also fails if the guarantees exceed them.
 func CheckFor(total int64, list []Tenant) error {
 	if err := Check(list); err != nil {
 		return err
@@ -166,7 +165,7 @@ func CheckFor(total int64, list []Tenant) error {
 	return nil
 }
 
-// Configure replaces what is configured. Whoever owns more than the new most gives it up when asking for more.
+// Configure replaces the configuration. A tenant over its new maximum gives up the excess when it asks for more.
 func (l *Ledger) Configure(list []Tenant) {
 	l.configured = make(map[ID]Tenant)
 	for _, t := range list {
@@ -174,10 +173,10 @@ func (l *Ledger) Configure(list []Tenant) {
 	}
 }
 
-// Most returns the bytes that a tenant may own, 0 for all.
+// Most returns how many bytes a tenant may own; 0 means all.
 func (l *Ledger) Most(id ID) int64 { return l.tenant(id).Most }
 
-// Guaranteed returns the bytes that are guaranteed to tenants.
+// Guaranteed returns the sum of all guarantees.
 func (l *Ledger) Guaranteed() (n int64) {
 	for _, t := range l.configured {
 		n += t.Guaranteed
@@ -185,10 +184,10 @@ func (l *Ledger) Guaranteed() (n int64) {
 	return n
 }
 
-// Resize changes the bytes of the device.
+// Resize changes the size of the device.
 func (l *Ledger) Resize(total int64) { l.total = total }
 
-// tenant returns what is configured, or the default.
+// tenant returns the configuration of a tenant, or the default.
 func (l *Ledger) tenant(id ID) Tenant {
 	if t, ok := l.configured[id]; ok {
 		return t
@@ -196,23 +195,23 @@ func (l *Ledger) tenant(id ID) Tenant {
 	return Tenant{ID: id, Weight: 1}
 }
 
-// Add says that a tenant owns n more bytes, or asks for them; negative ones are given up.
+// Add adds n bytes to what a tenant owns or asks for. n may be negative.
 func (l *Ledger) Add(id ID, n int64) {
 	if l.owned[id] += n; l.owned[id] == 0 {
 		delete(l.owned, id)
 	}
 }
 
-// Owned returns the bytes of a tenant.
+// Owned returns the bytes that a tenant owns or asks for.
 func (l *Ledger) Owned(id ID) int64 { return l.owned[id] }
 
-// Over reports whether a tenant owns more than the most that it may.
+// Over reports whether a tenant owns more than its maximum.
 func (l *Ledger) Over(id ID) bool {
 	most := l.tenant(id).Most
 	return most > 0 && l.owned[id] > most
 }
 
-// Share returns the bytes that are a tenant's by weight, among those who own something.
+// Share returns a tenant's share in bytes, among all tenants that own something.
 func (l *Ledger) Share(id ID) int64 {
 	all := 0.0
 	for other := range l.owned {
@@ -225,9 +224,9 @@ func (l *Ledger) Share(id ID) int64 {
 	return max(int64(float64(l.total)*t.Weight/all), t.Guaranteed)
 }
 
-// Victims returns the tenants that may have to give up an extent for what a tenant asks for, who is counted as owning
-// it: the one that exceeds its share by most comes first. Those that own no more than what is guaranteed to them are
-// not among them, but the one who asks always is. Where that one owns more than it may, it is the only one.
+// Victims returns the tenants that may have to give up an extent, the one that exceeds its share by most first. asks is
+// the tenant that asks for memory, which is counted already. Tenants that own no more than their guarantee are
+// excluded, except asks. If asks owns more than its maximum, it is the only victim.
 func (l *Ledger) Victims(asks ID) (order []ID) {
 	if l.Over(asks) {
 		return []ID{asks}
@@ -243,16 +242,16 @@ func (l *Ledger) Victims(asks ID) (order []ID) {
 	return order
 }
 
-// Account is a line of the ledger.
+// Account is a tenant's line in the ledger.
 type Account struct {
 	Tenant ID    `json:"tenant"`
 	Owned  int64 `json:"bytes"`
 	Share  int64 `json:"share_bytes"`
-	// Most is the bytes that the tenant may own, 0 for all.
+	// Most is how many bytes the tenant may own; 0 means all.
 	Most int64 `json:"maximum_bytes,omitempty"`
 }
 
-// Accounts returns all who own something, by name.
+// Accounts returns the lines of all who own something, by name.
 func (l *Ledger) Accounts() []Account {
 	all := make([]Account, 0, len(l.owned))
 	for id, n := range l.owned {

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// jain is Jain's index of fairness: 1 where all get the same.
+// jain is Jain's index of fairness: 1 if all get the same.
 func jain(x []float64) float64 {
 	sum, squares := 0.0, 0.0
 	for _, v := range x {
@@ -18,15 +18,15 @@ func jain(x []float64) float64 {
 	return sum * sum / (float64(len(x)) * squares)
 }
 
-// device is memory of extents of one byte, from which victims give up one after the other.
+// device is memory of one-byte extents, whose owners give up one after the other.
 type device struct {
 	*Ledger
 	free int64
 	got  map[ID]int64
 }
 
-// take gives a tenant an extent, and reports whether it got one. Where the tenant itself is the victim and has nothing,
-// it gets none: its extent is born elsewhere.
+// take gives a tenant an extent, and reports whether the tenant got one. If the tenant itself is the victim and owns
+// nothing, it gets none: its extent is made elsewhere.
 func (d *device) take(id ID) bool {
 	d.Add(id, 1)
 	for d.free == 0 || d.Over(id) {
@@ -44,8 +44,8 @@ func (d *device) take(id ID) bool {
 	return true
 }
 
-// TestUnequalTenantsGetTheirShares: tenants of unequal weights and appetites that all want more than there is end up
-// with what their weights say, by Jain's index, whoever came first.
+// TestUnequalTenantsGetTheirShares: tenants with various weights and appetites all want more than there is. By Jain's
+// index they end up with their weights' shares, whoever came first.
 func TestUnequalTenantsGetTheirShares(t *testing.T) {
 	for seed := range uint64(8) {
 		rnd := rand.New(rand.NewPCG(seed, 0))
@@ -59,7 +59,7 @@ func TestUnequalTenantsGetTheirShares(t *testing.T) {
 		require.NoError(t, err)
 		d := &device{l, total, make(map[ID]int64)}
 		for range total {
-			d.take("t0") // was there first, and has it all
+			d.take("t0") // comes first, and has it all
 		}
 		require.EqualValues(t, total, l.Owned("t0"))
 		for range 15 * total {
@@ -75,8 +75,8 @@ func TestUnequalTenantsGetTheirShares(t *testing.T) {
 	}
 }
 
-// TestVictims: the largest owner above its share gives way, the request counted in; what is guaranteed stays; who may
-// own no more pays for itself.
+// TestVictims: the tenant furthest above its share gives way, with the request counted. Guaranteed memory stays. A
+// tenant at its maximum gives up its own.
 func TestVictims(t *testing.T) {
 	l, err := New(100, []Tenant{{ID: "heavy", Weight: 3}, {ID: "safe", Weight: 1, Guaranteed: 40},
 		{ID: "small", Weight: 1, Most: 10}})
@@ -86,12 +86,12 @@ func TestVictims(t *testing.T) {
 	l.Add("safe", 40)
 	require.EqualValues(t, 60, l.Share("heavy"))
 	require.EqualValues(t, 20, l.Share("other"))
-	require.EqualValues(t, 40, l.Share("safe"), "what is guaranteed, and not a fifth")
+	require.EqualValues(t, 40, l.Share("safe"), "the guarantee, and not a fifth")
 	require.Equal(t, []ID{"other", "heavy"}, l.Victims("heavy"))
 	l.Add("heavy", 30)
 	require.Equal(t, []ID{"heavy", "other"}, l.Victims("heavy"), "itself")
 	l.Add("safe", 2)
-	require.Contains(t, l.Victims("heavy"), ID("safe"), "above what is guaranteed")
+	require.Contains(t, l.Victims("heavy"), ID("safe"), "it owns more than its guarantee")
 	l.Add("small", 10)
 	require.False(t, l.Over("small"))
 	l.Add("small", 1)
@@ -100,7 +100,7 @@ func TestVictims(t *testing.T) {
 	l.Add("safe", -42)
 	require.Equal(t, []Account{{"heavy", 80, 75, 0}, {"other", 30, 25, 0}}, l.Accounts())
 
-	// Without configuration all are equal.
+	// Without configuration all tenants are equal.
 	l, err = New(90, nil)
 	require.NoError(t, err)
 	l.Add("a", 80)
