@@ -9,8 +9,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// TestAbortedPlansKeepNothing has home fail before it is changed: a write beside others, one that is not, and a collect
-// leave everything as it was.
+// TestAbortedPlansKeepNothing makes home fail before it is changed. A concurrent write, an ordinary write and a collect
+// must leave everything as it was.
 func TestAbortedPlansKeepNothing(t *testing.T) {
 	m := newMachine(t, 2)
 	src := m.noisyFile(4 * page.Size)

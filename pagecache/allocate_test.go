@@ -11,8 +11,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// TestMemoryThatGoesAfterAllocFailed: a device is full, and before anybody looks for something to evict, the only
-// extent that nobody maps goes by itself, as that of a removed file does. The next one has to fit.
+// TestMemoryThatGoesAfterAllocFailed: a device is full. Before the allocation looks for an extent to evict, the only
+// unmapped extent is freed on its own, like that of a removed file. The allocation must succeed.
 func TestMemoryThatGoesAfterAllocFailed(t *testing.T) {
 	m := newMachine(t, 1)
 	old := m.file(page.Size)

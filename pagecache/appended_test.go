@@ -10,8 +10,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// TestAppendedHomeIsKept appends to home beside the mount while a device has the page of the end, with and without
-// bytes stored past it, and with little memory for bases. What was added must reach the device, and stay.
+// TestAppendedHomeIsKept appends to home directly in SOURCE while a device has the last page, with and without bytes
+// stored past the end, and with little memory for bases. The appended bytes must reach the device, and stay.
 func TestAppendedHomeIsKept(t *testing.T) {
 	const end, added = page.Size + 1000, 2 * page.Size
 	for _, full := range []bool{false, true} {
@@ -47,7 +47,7 @@ func TestAppendedHomeIsKept(t *testing.T) {
 	}
 }
 
-// TestAppendedHomeThatWasFilledIsKept fills a device after home became longer, and before anybody looked.
+// TestAppendedHomeThatWasFilledIsKept fills a device after home became longer, and before the next look.
 func TestAppendedHomeThatWasFilledIsKept(t *testing.T) {
 	const end = 1000
 	m := newMachine(t, 1)
@@ -77,7 +77,7 @@ func TestAppendedHomeThatWasFilledIsKept(t *testing.T) {
 	requireSame(t, want, p.load(0, end+10))
 }
 
-// TestAppendedBetweenLookAndCollect appends beside the mount in the midst of a change, when nobody looks.
+// TestAppendedBetweenLookAndCollect appends directly in SOURCE during a change, when nobody looks.
 func TestAppendedBetweenLookAndCollect(t *testing.T) {
 	const end = 1000
 	m := newMachine(t, 1)
@@ -103,8 +103,8 @@ func TestAppendedBetweenLookAndCollect(t *testing.T) {
 	requireSame(t, want, p.load(0, len(want)))
 }
 
-// TestMemoryIsSettledBeforeItIsGiven changes a page in SOURCE that a program uses, and gives another program the memory
-// around it.
+// TestMemoryIsSettledBeforeItIsGiven changes a page in SOURCE that a program uses. Then another program is given the
+// memory around that page.
 func TestMemoryIsSettledBeforeItIsGiven(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(8 * page.Size)

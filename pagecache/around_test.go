@@ -17,7 +17,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/mover/schedule"
 )
 
-// readDirect is read by a program that reads past the kernel's page cache.
+// readDirect reads like a program that bypasses the kernel's page cache.
 func (s *source) readDirect(t *testing.T, off, n int) []byte {
 	t.Helper()
 	p := make([]byte, n)
@@ -30,11 +30,11 @@ func (s *source) readDirect(t *testing.T, off, n int) []byte {
 	return p[:got]
 }
 
-// TestSmallReadsBringWhatIsAround: small reads at random copy each chunk once, whatever the programs are on, and see
-// every write.
+// TestSmallReadsBringWhatIsAround: small random reads copy each chunk once, wherever the programs read, and see every
+// write.
 func TestSmallReadsBringWhatIsAround(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
-	m.cache.clean.Patience = time.Minute // this is not about a device that is slow
+	m.cache.clean.Patience = time.Minute // slow devices are not tested here
 	src, _ := m.sharedFile(sharedSize)
 	m.run(src, 0, 0, sharedSize, false)
 	rnd := rand.New(rand.NewPCG(1, 2))
@@ -46,7 +46,7 @@ func TestSmallReadsBringWhatIsAround(t *testing.T) {
 	for range 2000 {
 		off, n := at()
 		require.True(t, bytes.Equal(src.home.bytes(off, n), src.readDirect(t, off, n)), off)
-		src.settle(t) // the reader has its bytes before the chunk is there for others
+		src.settle(t) // the reader has its bytes before others can use the chunk
 	}
 	m.cache.waitCopies()
 	calls := m.devices[0].Calls(faulty.CopyOut)
@@ -61,11 +61,11 @@ func TestSmallReadsBringWhatIsAround(t *testing.T) {
 	}
 }
 
-// TestNothingIsReadAgain: where chunks are not read again before they go, no more are fetched, but for a few.
+// TestNothingIsReadAgain: if chunks are dropped before they are read again, few more are fetched.
 func TestNothingIsReadAgain(t *testing.T) {
 	const chunks = 3 * cleanread.AroundDebt / 2
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways), hostMemory(4<<20))
-	m.cache.clean.Patience = time.Minute // this is not about a device that is slow
+	m.cache.clean.Patience = time.Minute // slow devices are not tested here
 	src, _ := m.sharedFile(chunks * cleanread.ChunkSize)
 	m.run(src, 0, 0, chunks*cleanread.ChunkSize, false)
 	m.cache.clean.Age = 0
@@ -79,16 +79,16 @@ func TestNothingIsReadAgain(t *testing.T) {
 		return m.cache.counters.AheadBytes.Load() - before
 	}
 	require.Greater(t, pass(0), int64(cleanread.AroundDebt*cleanread.ChunkSize/2))
-	// A chunk that was there by chance pays for two.
+	// One lucky hit on a chunk pays for fetching two.
 	require.Less(t, pass(1), int64(chunks/8*cleanread.ChunkSize))
 	require.Less(t, pass(2), int64(chunks/8*cleanread.ChunkSize))
 }
 
-// TestAFailedReadBringsNothing: what a copy of a chunk fails with is nobody's error, and the chunk can be fetched
+// TestAFailedReadBringsNothing: if the copy of a chunk fails, no reader gets an error, and the chunk can be fetched
 // again.
 func TestAFailedReadBringsNothing(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
-	m.cache.clean.Patience = time.Minute // this is not about a device that is slow
+	m.cache.clean.Patience = time.Minute // slow devices are not tested here
 	src, home := m.sharedFile(sharedSize)
 	m.run(src, 0, 0, sharedSize, false)
 	m.devices[0].Fail(faulty.CopyOut, 1, bytes.ErrTooLarge)
@@ -98,20 +98,19 @@ func TestAFailedReadBringsNothing(t *testing.T) {
 	require.Zero(t, m.cache.clean.Bytes())
 	require.True(t, bytes.Equal(src.home.bytes(0, 10), src.readDirect(t, 0, 10)))
 	require.EqualValues(t, 1, m.counter(deviceReads))
-	require.Eventually(t, func() bool { // the rest of the chunk may be on its way still
+	require.Eventually(t, func() bool { // the rest of the chunk may still be on its way
 		require.True(t, bytes.Equal(src.home.bytes(9000, 10), src.readDirect(t, 9000, 10)))
 		return m.counter(cleanReads) == 1
 	}, time.Minute, time.Millisecond)
 	require.EqualValues(t, 1, home.reads.Load())
 }
 
-// TestWhatIsIdleChangesNothing: looking for pages that no program stores into any more, as is done again and again,
-// leaves chunks usable.
+// TestWhatIsIdleChangesNothing: the regular search for pages that no program stores into any more leaves chunks usable.
 func TestWhatIsIdleChangesNothing(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 	src, _ := m.sharedFile(sharedSize)
 	m.run(src, 0, 0, sharedSize, false)
-	m.cache.clean.Patience = time.Minute // this is not about a device that is slow
+	m.cache.clean.Patience = time.Minute // slow devices are not tested here
 	src.readDirect(t, 0, 10)
 	f := src.attached
 	f.mu.Lock()
@@ -121,15 +120,15 @@ func TestWhatIsIdleChangesNothing(t *testing.T) {
 	require.EqualValues(t, 1, m.counter(cleanReads))
 }
 
-// TestGivenUpTwice: a copy that hangs, and that both the reader who asked for it and another one gave up, leaves its
-// device usable once it has ended; so does one that never began.
+// TestGivenUpTwice: both the reader that asked for a copy and another reader give up on it, because it hangs or never
+// begins. Once it has ended, the device is usable.
 func TestGivenUpTwice(t *testing.T) {
 	for name, before := range map[string]int{"while it runs": 0, "while it waits": schedule.MostCalls} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 			src, _ := m.sharedFile(sharedSize)
 			m.run(src, 0, 0, sharedSize, false)
-			m.cache.clean.Patience = 400 * time.Millisecond // longer than a reader waits who did not ask for it
+			m.cache.clean.Patience = 400 * time.Millisecond // longer than a second reader of the copy waits
 			gate := m.devices[0].Hold(faulty.CopyOut)
 			var readers sync.WaitGroup
 			for k := range before + 1 {
@@ -156,8 +155,8 @@ func TestGivenUpTwice(t *testing.T) {
 	}
 }
 
-// TestReadersBehindHungCopies: where all that a device does is what nobody waits for, and hangs, the first reader
-// behind it is the last one that asks the device.
+// TestReadersBehindHungCopies: a device is busy only with hung copies that nobody waits for. The first reader behind
+// them is the last one to ask the device.
 func TestReadersBehindHungCopies(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 	src, home := m.sharedFile(sharedSize)
@@ -179,8 +178,9 @@ func TestReadersBehindHungCopies(t *testing.T) {
 	require.False(t, stuck())
 }
 
-// TestReadersCopyThemselves: from a device without copy engines a reader copies in its own goroutine, and all or
-// nothing. What home's part of a read takes is not the device's. A copy that fails is no reader's error.
+// TestReadersCopyThemselves: from a device without copy engines, a reader copies in its own goroutine, all or nothing.
+// The time that home takes for its part of a read does not count as the device's. A failed copy is no error for the
+// reader.
 func TestReadersCopyThemselves(t *testing.T) {
 	m := newMachine(t, 1)
 	d := m.cache.devices[0]
@@ -197,10 +197,10 @@ func TestReadersCopyThemselves(t *testing.T) {
 	require.Zero(t, home.reads.Load())
 	began := time.Now()
 	require.True(t, bytes.Equal(src.home.bytes(0, 1<<20), src.readDirect(t, 0, 1<<20)))
-	slow := max(10*time.Since(began), 2*time.Millisecond) // whatever the device takes here, that is more
+	slow := max(10*time.Since(began), 2*time.Millisecond) // more than the device takes
 	before := home.reads.Load()
 	home.slow.Store(int64(slow))
-	for range 8 { // half of it is home's
+	for range 8 { // home serves half of each read
 		require.True(t, bytes.Equal(src.home.bytes(2<<20-256<<10, 512<<10), src.readDirect(t, 2<<20-256<<10, 512<<10)))
 	}
 	require.EqualValues(t, 8, home.reads.Load()-before)
@@ -212,7 +212,7 @@ func TestReadersCopyThemselves(t *testing.T) {
 	require.Zero(t, e.Queued)
 }
 
-// TestNoPlaceForMore: where no device has copy engines, reads are neither followed nor given chunks.
+// TestNoPlaceForMore: if no device has copy engines, reads are not followed, and no chunks are fetched.
 func TestNoPlaceForMore(t *testing.T) {
 	for _, engines := range []bool{true, false} {
 		m := newMachine(t, 0, func(o *Options, memory *int64) {
@@ -224,8 +224,8 @@ func TestNoPlaceForMore(t *testing.T) {
 	}
 }
 
-// TestCopyEngines: a device whose copies take the host's processors gives what is asked for, and nothing around it or
-// ahead of it.
+// TestCopyEngines: a device whose copies need host processors serves only the bytes asked for, with nothing around or
+// ahead of them.
 func TestCopyEngines(t *testing.T) {
 	for _, engines := range []bool{true, false} {
 		m := newMachine(t, 1)

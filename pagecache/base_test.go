@@ -12,7 +12,7 @@ import (
 	"github.com/gaiafs/gaiafs/lrc"
 )
 
-// TestBasesAgainstMap drives bases and a plain map with the same calls.
+// TestBasesAgainstMap makes the same calls on bases and on a plain map.
 func TestBasesAgainstMap(t *testing.T) {
 	type key struct {
 		page page.Index
@@ -49,7 +49,7 @@ func TestBasesAgainstMap(t *testing.T) {
 					memory.give(content)
 				}
 				delete(twin, k)
-			default: // runs, some of whose pages have no base, and one of them twice
+			default: // runs with some pages without a base, and one page twice
 				before := held()
 				for range rapid.IntRange(1, 4).Draw(t, "runs") {
 					rg := page.Range{Start: k.page, End: k.page +
@@ -79,8 +79,8 @@ func TestBasesAgainstMap(t *testing.T) {
 	})
 }
 
-// TestBaseThatCannotBeRead has home fail when a page is to be kept, and so the write. The next one keeps the page; what
-// both sides changed is merged, and an acquire brings it.
+// TestBaseThatCannotBeRead makes home fail when a page is to be kept, so the write fails. The next write keeps the
+// page. Changes by both sides are merged, and an acquire brings them.
 func TestBaseThatCannotBeRead(t *testing.T) {
 	for _, acquires := range []bool{false, true} {
 		m := newMachine(t, 1)
@@ -103,7 +103,7 @@ func TestBaseThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// TestMergedPortions brings home more pages with two writers each than go in one portion.
+// TestMergedPortions brings home more pages, with two writers each, than fit in one portion.
 func TestMergedPortions(t *testing.T) {
 	const n = 3 * collectPortion * page.Size
 	m := newMachine(t, 1, memory(128<<20))
@@ -121,7 +121,7 @@ func TestMergedPortions(t *testing.T) {
 	}
 }
 
-// TestBasesOfZerosTakeNoMemory: a new file is full of them.
+// TestBasesOfZerosTakeNoMemory: a new file is full of zero pages.
 func TestBasesOfZerosTakeNoMemory(t *testing.T) {
 	const pages = 64
 	m := newMachine(t, 2)
@@ -136,7 +136,7 @@ func TestBasesOfZerosTakeNoMemory(t *testing.T) {
 	require.Zero(t, m.cache.Status().BaseBytes)
 	p.release()
 	require.NoError(t, src.attached.Sync(context.Background(), nil))
-	src.truncate(t, 5*page.Size+150) // what a replica is compared with is zeroed with it
+	src.truncate(t, 5*page.Size+150) // the base is zeroed with the replica
 	src.truncate(t, pages*page.Size)
 	q.add(6*page.Size + 300)
 	q.release()

@@ -27,14 +27,14 @@ import (
 )
 
 // The benchmarks run on emulated devices, or on the GPUs that GAIAFS_TEST_GPUS names ("cuda:0", "cuda:0,1"). Their
-// files are in GAIAFS_BENCH_DIR, or where temporary files are. GAIAFS_BENCH_FILE and GAIAFS_BENCH_RANGE are the bytes
-// that fills move and that other calls are about.
+// files are in GAIAFS_BENCH_DIR, or in the directory for temporary files. GAIAFS_BENCH_FILE is the number of bytes that
+// fills move, GAIAFS_BENCH_RANGE that of the ranges of other calls.
 
-// diskHome is a backing file as package fs has it.
+// diskHome is a backing file as in package fs.
 type diskHome struct {
-	*memoryHome // what is not reading, writing and asking for its size
+	*memoryHome // everything but reads, writes and the size
 	file        *os.File
-	direct      *os.File // opened with O_DIRECT, nil where that is not possible
+	direct      *os.File // opened with O_DIRECT; nil if that is not possible
 }
 
 func (h *diskHome) ReadAt(p []byte, off int64) (int, error) {
@@ -108,7 +108,7 @@ func (s *diskSource) OpenHome(bool) (Home, error) { return s.home, nil }
 
 var _ DirectReader = (*diskHome)(nil)
 
-// rig is what a benchmark works with.
+// rig is the environment of a benchmark.
 type rig struct {
 	*testing.B
 	cache *Cache
@@ -127,7 +127,7 @@ func newRig(b *testing.B, devices int) *rig {
 		b.Skipf("%d devices are needed, and there are %d GPUs", devices, n)
 	}
 	for i := range devices {
-		// No memory stands for most of a GPU's, and is none at all of an emulated device.
+		// Memory of 0 stands for most of a GPU's memory, but an emulated device would have none.
 		d, err := testdevice.Open(emulated.Options{Ordinal: i, Key: key})
 		if err != nil {
 			d, err = testdevice.Open(emulated.Options{Ordinal: i, Memory: 64 << 30, Key: key})
@@ -142,7 +142,7 @@ func newRig(b *testing.B, devices int) *rig {
 	return r
 }
 
-// size is the bytes of an environment variable, or what is usual for the kind of device.
+// size returns the bytes in an environment variable, or the default for the kind of device.
 func (r *rig) size(name string, gpu, emulated int64) int64 {
 	if text := os.Getenv(name); text != "" {
 		n, err := strconv.ParseInt(text, 10, 64)
@@ -158,7 +158,7 @@ func (r *rig) size(name string, gpu, emulated int64) int64 {
 func (r *rig) fileBytes() int64  { return r.size("GAIAFS_BENCH_FILE", 10<<30, 256<<20) }
 func (r *rig) rangeBytes() int64 { return r.size("GAIAFS_BENCH_RANGE", 1<<30, 128<<20) }
 
-// file makes a file of n bytes that are in the host's page cache.
+// file makes a file of n bytes, with all of it in the host's page cache.
 func (r *rig) file(n int64) *diskSource {
 	dir := os.Getenv("GAIAFS_BENCH_DIR")
 	if dir == "" {
@@ -172,9 +172,9 @@ func (r *rig) file(n int64) *diskSource {
 		direct = nil
 	}
 	r.Cleanup(func() {
-		require.NoError(r, r.cache.Close(r.ctx)) // what is released goes home before the file does
+		require.NoError(r, r.cache.Close(r.ctx)) // released bytes go home before the file is closed
 		_ = f.Close()
-		_ = direct.Close() // of nil it is an error
+		_ = direct.Close() // an error if it is nil
 		_ = os.Remove(path)
 	})
 	block := make([]byte, 8<<20)
@@ -187,7 +187,7 @@ func (r *rig) file(n int64) *diskSource {
 	return &diskSource{&source{id: FileID{1, 1}, kernel: &kernel{}}, &diskHome{newHome(0), f, direct}}
 }
 
-// evict takes the file out of the host's page cache.
+// evict drops the file from the host's page cache.
 func (s *diskSource) evict(b *testing.B) {
 	require.NoError(b, s.home.file.Sync())
 	require.NoError(b, unix.Fadvise(int(s.home.file.Fd()), 0, 0, unix.FADV_DONTNEED))
@@ -199,7 +199,7 @@ func (r *rig) mapAll(s Source, device int, n int64, writable bool) *Mapping {
 	return m
 }
 
-// store changes a word of each page of pages on the device, as a program does. Each device has a word of its own.
+// store changes a word in each of pages on the device, as a program does. Each device has its own word.
 func (r *rig) store(m *Mapping, pages []page.Index, value uint64) {
 	var copies []gpubackend.Copy
 	word := binary.LittleEndian.AppendUint64(nil, value)
@@ -211,7 +211,7 @@ func (r *rig) store(m *Mapping, pages []page.Index, value uint64) {
 	require.NoError(r, m.dev.moves.In(r.ctx, mover.Acquire, copies))
 }
 
-// verify compares the mapping's pages with home: the given ones, or a thousand.
+// verify compares pages of the mapping with home: the given ones, or a thousand.
 func (r *rig) verify(m *Mapping, s *diskSource, pages []page.Index) {
 	r.Helper()
 	if pages == nil {
@@ -227,18 +227,18 @@ func (r *rig) verify(m *Mapping, s *diskSource, pages []page.Index) {
 	for i, p := range pages {
 		_, err := s.home.ReadAt(want, p.Offset())
 		require.NoError(r, err)
-		require.True(r, bytes.Equal(want, got[i*page.Size:(i+1)*page.Size]), "page %d is not as home has it", p)
+		require.True(r, bytes.Equal(want, got[i*page.Size:(i+1)*page.Size]), "page %d differs from home", p)
 	}
 }
 
-// cpuTime is the processor time that the process took.
+// cpuTime returns the processor time of the process.
 func cpuTime(b *testing.B) time.Duration {
 	var u unix.Rusage
 	require.NoError(b, unix.Getrusage(unix.RUSAGE_SELF, &u))
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// timed runs do, and reports the medians of its times and of the processor's, and what n bytes in the first are.
+// timed runs do. It reports the medians of the time and of the processor time, and the rate of n bytes in the former.
 func (r *rig) timed(n int64, before, do, after func()) {
 	var times, cpu []time.Duration
 	for r.Loop() {
@@ -268,9 +268,9 @@ func (r *rig) timed(n int64, before, do, after func()) {
 	}
 }
 
-// BenchmarkFill maps a whole file that is on no device: from the host's page cache, for reading and for writing, and
-// from the disk. Program is what a program does on its own, with as many readers, page-locked buffers and no file
-// system; raw reads the disk past the host's page cache.
+// BenchmarkFill maps a whole file that no device has: from the host's page cache, for reading and for writing, and from
+// the disk. "program" does the same as a program would on its own, with as many readers, page-locked buffers and no
+// gaiafs. "raw" reads the disk past the host's page cache.
 func BenchmarkFill(b *testing.B) {
 	for _, x := range []struct {
 		name           string
@@ -353,7 +353,7 @@ func BenchmarkFill(b *testing.B) {
 			for range 8 {
 				group.Go(func() {
 					space := make([]byte, part+page.Size)
-					skip := -int(uintptr(unsafe.Pointer(&space[0]))) & (page.Size - 1) // O_DIRECT wants aligned memory
+					skip := -int(uintptr(unsafe.Pointer(&space[0]))) & (page.Size - 1) // O_DIRECT needs aligned memory
 					buf := space[skip:][:part]
 					for {
 						off := next.Add(part) - part
@@ -372,7 +372,7 @@ func BenchmarkFill(b *testing.B) {
 	})
 }
 
-// BenchmarkSecondMap maps a file that is on the device already, whole, as a second process does.
+// BenchmarkSecondMap maps all of a file that is already on the device, as a second process does.
 func BenchmarkSecondMap(b *testing.B) {
 	r := newRig(b, 1)
 	n := r.fileBytes()
@@ -381,14 +381,14 @@ func BenchmarkSecondMap(b *testing.B) {
 	var second *Mapping
 	r.timed(0, nil, func() { second = r.mapAll(s, 0, n, true) }, func() {
 		r.cache.Lookup(s.id).mu.Lock()
-		delete(r.cache.Lookup(s.id).mappings, second) // not Unmap, which releases
+		delete(r.cache.Lookup(s.id).mappings, second) // Unmap would release
 		second.pin.Free()
 		r.cache.Lookup(s.id).mu.Unlock()
 	})
 	r.ReportMetric(float64(len(first.Extents())), "extents")
 }
 
-// scattered returns one page in every hundred of n bytes.
+// scattered returns every hundredth page of n bytes.
 func scattered(n int64, every page.Index) (pages []page.Index) {
 	for p := page.Index(0); p < page.Count(n); p += every {
 		pages = append(pages, p)
@@ -396,9 +396,9 @@ func scattered(n int64, every page.Index) (pages []page.Index) {
 	return pages
 }
 
-// BenchmarkAcquire acquires a range of which the CPU changed nothing, or 1 % of the pages: one here and one there, a
-// byte in each, or all of those at the start. Fragmented is a range whose pages were brought up to date one here and
-// one there.
+// BenchmarkAcquire acquires a range in which the CPU changed nothing, or 1 % of the pages: scattered pages with a byte
+// each, or a contiguous part at the start. "fragmented" is a range whose pages were brought up to date one by one, in
+// scattered places.
 func BenchmarkAcquire(b *testing.B) {
 	for _, x := range []struct {
 		name       string
@@ -452,11 +452,10 @@ func BenchmarkAcquire(b *testing.B) {
 	}
 }
 
-// BenchmarkRelease releases a range of which a program modified a part, one page here and one there. BenchmarkCollect
-// brings it home.
+// BenchmarkRelease releases a range in which a program modified scattered pages.
 func BenchmarkRelease(b *testing.B) { benchmarkRelease(b, false) }
 
-// BenchmarkCollect brings home what a release published.
+// BenchmarkCollect brings home what such a release published.
 func BenchmarkCollect(b *testing.B) { benchmarkRelease(b, true) }
 
 func benchmarkRelease(b *testing.B, collect bool) {
@@ -498,12 +497,12 @@ func benchmarkRelease(b *testing.B, collect bool) {
 	}
 }
 
-// BenchmarkMerge brings home what two devices stored into each page of a range: everything that false sharing costs
-// once nobody stores any more.
+// BenchmarkMerge brings home what two devices stored into each page of a range: the full cost of false sharing after
+// the stores have ended.
 func BenchmarkMerge(b *testing.B) {
 	for _, x := range []struct {
 		name string
-		tile page.Index // pages that one stores into before the other has its turn; 0: both store into all
+		tile page.Index // pages that one device stores into before the other gets its turn; 0: both store into all
 	}{{"same-pages", 0}, {"tiles", 24}} {
 		b.Run(x.name, func(b *testing.B) {
 			r := newRig(b, 2)
@@ -542,7 +541,7 @@ func BenchmarkMerge(b *testing.B) {
 	}
 }
 
-// BenchmarkPeer maps a file on a second device while the first has it.
+// BenchmarkPeer maps a file on a second device while the first one has it.
 func BenchmarkPeer(b *testing.B) {
 	for name, writable := range map[string]bool{"source-read": false, "source-written": true} {
 		b.Run(name, func(b *testing.B) {
@@ -567,7 +566,7 @@ func BenchmarkPeer(b *testing.B) {
 }
 
 // BenchmarkLazy reads a lazy mapping of a file on disk as a program that acquires 256 KiB before it uses them: from
-// start to end, backward, or by four programs in turns. Working on 256 KiB takes 20 µs.
+// start to end, backward, or by four programs in turns. The program works 20 µs on 256 KiB.
 func BenchmarkLazy(b *testing.B) {
 	const step = 256 << 10
 	orders := []struct {

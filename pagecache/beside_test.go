@@ -17,7 +17,7 @@ import (
 
 func (m *machine) baseless() int64 { return m.cache.Status().Counters["baseless_pages"] }
 
-// requireSame is Equal for bytes too many to print.
+// requireSame is require.Equal for byte slices that are too long to print.
 func requireSame(t *testing.T, want, got []byte) {
 	t.Helper()
 	require.Len(t, got, len(want))
@@ -29,10 +29,10 @@ func requireSame(t *testing.T, want, got []byte) {
 	}
 }
 
-// TestBasesSurviveADirectChange changes one page in SOURCE. Others have bytes of the CPU and of a device that nobody
-// has merged yet.
+// TestBasesSurviveADirectChange changes one page in SOURCE. Other pages have bytes of the CPU and of a device that are
+// not merged yet.
 func TestBasesSurviveADirectChange(t *testing.T) {
-	for _, where := range []int{0, 1, 2} { // the page that both changed, one that the device changed, another one
+	for _, where := range []int{0, 1, 2} { // the page that both changed, the page that the device changed, another page
 		for _, released := range []bool{false, true} {
 			m := newMachine(t, 2)
 			src := m.file(3 * page.Size)
@@ -61,7 +61,7 @@ func TestBasesSurviveADirectChange(t *testing.T) {
 	}
 }
 
-// lookedAt is home that tells somebody when it is looked at.
+// lookedAt is a home that reports each Look.
 type lookedAt struct {
 	*memoryHome
 	tell func()
@@ -72,8 +72,8 @@ func (h lookedAt) Look() (uint64, error) {
 	return h.memoryHome.Look()
 }
 
-// TestWhoFindsAChangeTellsTheKernel: the program that acquires is killed as soon as its request has found that SOURCE
-// was changed, and others have the file. Nobody else tells the kernel.
+// TestWhoFindsAChangeTellsTheKernel: a program's acquire is the first request to detect a direct change in SOURCE, and
+// the program is killed right after that. Others have the file too. The acquire alone must tell the kernel.
 func TestWhoFindsAChangeTellsTheKernel(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(page.Size + 100)
@@ -91,7 +91,7 @@ func TestWhoFindsAChangeTellsTheKernel(t *testing.T) {
 			<-over
 			f.mu.RUnlock()
 		})
-		time.Sleep(10 * time.Millisecond) // he waits by then, or the fault is not found
+		time.Sleep(10 * time.Millisecond) // it waits by then; if it does not, the test finds no fault
 	})
 	told := 0
 	src.kernel.hook = func(int64, int64) { told++ }
@@ -104,8 +104,8 @@ func TestWhoFindsAChangeTellsTheKernel(t *testing.T) {
 	require.Equal(t, 1, told)
 }
 
-// TestBaseIsFoundOnAnotherDevice: a device stored into a page that was then changed in SOURCE. Another one has it as it
-// was.
+// TestBaseIsFoundOnAnotherDevice: a device stored into a page that was then changed in SOURCE. Another device has the
+// page unchanged.
 func TestBaseIsFoundOnAnotherDevice(t *testing.T) {
 	for _, writable := range []bool{false, true} {
 		m := newMachine(t, 2)
@@ -126,8 +126,8 @@ func TestBaseIsFoundOnAnotherDevice(t *testing.T) {
 	}
 }
 
-// TestBaseIsPutTogether: a device stored into a page, and it was changed in SOURCE before anybody looked, here and
-// there.
+// TestBaseIsPutTogether: a device stored into a page, and before the next look several places of it were changed in
+// SOURCE.
 func TestBaseIsPutTogether(t *testing.T) {
 	for _, near := range []int{3, 200} {
 		m := newMachine(t, 2)
@@ -157,14 +157,14 @@ func TestBaseIsPutTogether(t *testing.T) {
 	}
 }
 
-// TestNeighbouringRecords: a device stored into records of a page, and the ones beside them were changed in SOURCE
-// before anybody looked.
+// TestNeighbouringRecords: a device stored into records of a page, and before the next look the adjacent records were
+// changed in SOURCE.
 func TestNeighbouringRecords(t *testing.T) {
 	for _, records := range []int{1, 2} {
 		for _, size := range []int{8, 32, 500} {
 			for _, after := range []int{-1, 1} {
 				if records > 1 && size == 500 {
-					continue // in too many ways
+					continue // too many combinations
 				}
 				m := newMachine(t, 1)
 				src := m.noisyFile(page.Size)
@@ -191,7 +191,7 @@ func TestNeighbouringRecords(t *testing.T) {
 	}
 }
 
-// BenchmarkMixed is how long the search for a base takes that cannot be found.
+// BenchmarkMixed measures a search for a base that cannot be found.
 func BenchmarkMixed(b *testing.B) {
 	key, err := gpubackend.NewDigestKey(rand.NewChaCha8([32]byte{}))
 	require.NoError(b, err)
@@ -211,8 +211,8 @@ func BenchmarkMixed(b *testing.B) {
 	}
 }
 
-// TestLostBase: a device stored into a page, it was changed in SOURCE in many places before anybody looked, and nobody
-// else has what it was. The device's bytes are kept, and the page is counted.
+// TestLostBase: a device stored into a page, before the next look many places of it were changed in SOURCE, and no
+// other replica has the base. The device's bytes are kept, and the page is counted.
 func TestLostBase(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(2 * page.Size)
@@ -231,8 +231,8 @@ func TestLostBase(t *testing.T) {
 	requireSame(t, mine, src.read(t, 0, page.Size))
 }
 
-// TestChangedSizeInSource: with and without a change in front of the end, of which the device has or has not stored
-// into the page.
+// TestChangedSizeInSource changes the size in SOURCE, with and without a change before the end, and with and without
+// stores of the device into the last page.
 func TestChangedSizeInSource(t *testing.T) {
 	const before = page.Size + 100
 	for _, after := range []int{50, page.Size, page.Size + 50, page.Size + 200, 2 * page.Size, 3*page.Size + 10} {
@@ -247,7 +247,7 @@ func TestChangedSizeInSource(t *testing.T) {
 						p.add(page.Size + 10)
 					}
 					for at := before; at < 4*page.Size; at += 100 {
-						p.store(at, 77) // behind the end, where it enters no file
+						p.store(at, 77) // past the end, where it reaches no file
 					}
 					src.home.resize(after)
 					want = append(want[:min(after, before)], make([]byte, max(after-before, 0))...)
@@ -274,7 +274,7 @@ func TestChangedSizeInSource(t *testing.T) {
 	}
 }
 
-// TestDoubtfulPagesAreNotServed: nobody on the CPU gets what a device had before the change, settled or not.
+// TestDoubtfulPagesAreNotServed: no CPU program gets bytes that a device has from before the change, settled or not.
 func TestDoubtfulPagesAreNotServed(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 	src, _ := m.sharedFile(8 * page.Size)
@@ -289,7 +289,7 @@ func TestDoubtfulPagesAreNotServed(t *testing.T) {
 	require.Equal(t, []byte{1, 2, 3}, src.read(t, 10, 3))
 }
 
-// TestBackgroundNoticesDirectChanges: the base of a page is found while the device has not stored into it.
+// TestBackgroundNoticesDirectChanges: the base of a page is found while the device has not yet stored into it.
 func TestBackgroundNoticesDirectChanges(t *testing.T) {
 	m := newMachine(t, 1, interval(40*time.Millisecond))
 	src := m.file(page.Size)
@@ -307,8 +307,8 @@ func TestBackgroundNoticesDirectChanges(t *testing.T) {
 	require.Zero(t, m.baseless())
 }
 
-// TestRandomDirectChanges has the CPU, two devices and somebody in SOURCE change a file in turns. What the one in
-// SOURCE changes are pages of which no device has unreleased bytes; all else is anybody's, at a byte of his own.
+// TestRandomDirectChanges lets the CPU, two devices and a program in SOURCE change a file in turns. Direct changes
+// touch only pages without unreleased bytes of a device. Otherwise all change any page, each at bytes of its own.
 func TestRandomDirectChanges(t *testing.T) {
 	const pages, steps = 12, 3000
 	seed := uint64(time.Now().UnixNano())
@@ -349,7 +349,7 @@ func TestRandomDirectChanges(t *testing.T) {
 			require.NoError(t, src.attached.Sync(context.Background(), nil))
 		case 7:
 			p := at / page.Size
-			// else a release would be older than the change
+			// Otherwise a release would be older than the change.
 			require.NoError(t, src.attached.ReadRange(context.Background(), page.Span(int64(p*page.Size), page.Size)))
 			modified := false
 			for _, s := range stored {
@@ -362,7 +362,7 @@ func TestRandomDirectChanges(t *testing.T) {
 				want[at+3] = b
 				if rnd.IntN(2) == 0 {
 					require.NoError(t, src.attached.settleDue(t.Context()))
-				} else { // the others when it is their turn
+				} else { // the other pages are settled later
 					_, err := src.attached.CheckHome(context.Background())
 					require.NoError(t, err)
 					programs[d].acquire()

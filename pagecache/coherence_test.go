@@ -92,7 +92,7 @@ func TestAcquireKeepsUnreleasedBytes(t *testing.T) {
 	assert.Equal(t, []byte{1, 2}, src.read(t, 0, 2))
 }
 
-// A device that keeps storing after a release must not bring back bytes that were overwritten meanwhile.
+// A device that keeps storing after a release must not bring back bytes that were overwritten since.
 func TestOwnTail(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.file(page.Size)
@@ -107,13 +107,13 @@ func TestOwnTail(t *testing.T) {
 	assert.Equal(t, []byte{9, 0, 0, 0, 0, 5}, p.load(0, 6))
 }
 
-// Dirty kernel pages are written back whole while a release drops them, before the released bytes go home.
+// The kernel writes back whole dirty pages while a release drops them, before the released bytes go home.
 func TestStaleWriteBack(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.file(page.Size)
 	p := m.run(src, 0, 0, page.Size, true)
 	dirty := make([]byte, page.Size)
-	dirty[100] = 'c' // what a CPU program stored through mmap; the rest of the page is old
+	dirty[100] = 'c' // a CPU program stored this through mmap; the rest of the page is old
 	src.kernel.hook = func(int64, int64) {
 		require.NoError(t, src.tryWrite(Change{Kind: ChangeWrite, Off: 0, Len: page.Size, WriteBack: true}, dirty))
 	}
@@ -127,8 +127,8 @@ func TestStaleWriteBack(t *testing.T) {
 	assert.Equal(t, byte('c'), p.byteAt(100))
 }
 
-// While a release is dropping the kernel's pages, a read that fills the kernel's cache sees the release, and one that
-// does not leaves home alone.
+// While a release drops the kernel's pages, a read that fills the kernel's cache sees the release. A direct read leaves
+// home alone.
 func TestReadsWhileDraining(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.file(page.Size)
@@ -159,7 +159,7 @@ func TestSecondProcessMovesNoData(t *testing.T) {
 	assert.Equal(t, []byte{7}, src.read(t, 77, 1))
 }
 
-// One process acquires while another one stores into the same page.
+// One process acquires a page while another one stores into it.
 func TestAcquireDoesNotLoseAnotherProcessesStores(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.file(page.Size)
@@ -268,7 +268,7 @@ func TestEvictionMakesRoomAndBringsModifiedBytesHome(t *testing.T) {
 	assert.Equal(t, byte(5), old.home.data[5], "collected before it was evicted")
 	assert.True(t, old.attached.Detached())
 	assert.Nil(t, m.cache.Lookup(old.id))
-	assert.Equal(t, make([]byte, 2<<20), r.all(), "memory is never seen as another file left it")
+	assert.Equal(t, make([]byte, 2<<20), r.all(), "memory never shows bytes of another file")
 	_, err := m.cache.Map(context.Background(), m.file(1), MapRequest{Len: 1})
 	require.ErrorIs(t, err, syscall.ENOMEM)
 	assert.Contains(t, err.Error(), "4.0 MiB")
@@ -291,7 +291,7 @@ func TestFullDisk(t *testing.T) {
 	p.store(0, 1)
 	src.home.fail(syscall.ENOSPC)
 	p.release()
-	assert.Equal(t, []byte{1}, src.read(t, 0, 1), "released bytes are seen though home cannot take them")
+	assert.Equal(t, []byte{1}, src.read(t, 0, 1), "released bytes are visible although home cannot take them")
 	assert.ErrorIs(t, src.attached.Sync(context.Background(), func() error { return nil }), syscall.ENOSPC)
 	assert.ErrorIs(t, src.attached.Sync(context.Background(), func() error { return nil }), syscall.ENOSPC,
 		"kept and tried again")
@@ -320,7 +320,7 @@ func TestHomeChangedDirectly(t *testing.T) {
 	src.home.editAt(0, bytes.Repeat([]byte{8}, 2*page.Size))
 	p.acquire()
 	assert.Equal(t, bytes.Repeat([]byte{8}, page.Size), p.load(page.Size, p.end()))
-	assert.Equal(t, byte(1), p.byteAt(0), "what the device modified is not lost")
+	assert.Equal(t, byte(1), p.byteAt(0), "the device's stores are not lost")
 	p.store(page.Size, 3)
 	p.release()
 	assert.Equal(t, []byte{1}, src.read(t, 0, 1))
@@ -334,7 +334,7 @@ func TestDeletedFileIsDropped(t *testing.T) {
 	m.cache.Forget(src.id)
 	p.store(0, 1)
 	p.release()
-	assert.False(t, src.attached.Detached(), "lives until its last mapping goes")
+	assert.False(t, src.attached.Detached(), "it lives until its last mapping ends")
 	p.unmap()
 	assert.True(t, src.attached.Detached())
 	assert.Zero(t, m.cache.devices[0].Used())
@@ -377,8 +377,8 @@ func TestAdvise(t *testing.T) {
 	assert.ErrorIs(t, p.Advise(context.Background(), 0, 1, 99), syscall.EINVAL)
 }
 
-// TestStoresPastTheEndAreNoReasonToStay: what was stored past the end of the file, in its last page and behind, is no
-// part of it, and no reason to keep memory that is not needed.
+// TestStoresPastTheEndAreNoReasonToStay: bytes stored past the end of the file, in its last page and behind, are not
+// part of it. They do not keep memory that is not needed.
 func TestStoresPastTheEndAreNoReasonToStay(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(page.Size + 100)
@@ -399,7 +399,7 @@ func TestStoresPastTheEndAreNoReasonToStay(t *testing.T) {
 	c.stores(brick-50, 7)
 	mp.crowd(0, 5)
 	device, host := c.tiers()
-	require.Zero(t, device+host, "it was dropped, as what home has is")
+	require.Zero(t, device+host, "it was dropped like bytes that home has")
 }
 
 func TestBadRequests(t *testing.T) {
@@ -434,8 +434,8 @@ func TestBadRequests(t *testing.T) {
 	}
 }
 
-// A program that writes a whole page while a release has the kernel drop it puts the page back into the kernel, without
-// the released bytes: it is dropped once more before the release returns.
+// A program writes a whole page while a release makes the kernel drop it. That puts the page back into the kernel
+// without the released bytes, so it is dropped once more before the release returns.
 func TestPagesWrittenWholeWhileDrainingAreDroppedAgain(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.file(page.Size)
@@ -455,8 +455,8 @@ func TestPagesWrittenWholeWhileDrainingAreDroppedAgain(t *testing.T) {
 	assert.Equal(t, []byte("gc"), p.load(0, 2))
 }
 
-// With write-back caching the kernel holds pages that it never read: a release drops them, and what was released before
-// is home before they are.
+// With write-back caching the kernel holds pages that it never read. A release drops them, and earlier released bytes
+// are home before them.
 func TestReleaseWithUnreadDirtyPages(t *testing.T) {
 	m := newMachine(t, 1, func(o *Options, _ *int64) { o.WriteBack = true })
 	src := m.file(page.Size)
@@ -476,8 +476,9 @@ func TestReleaseWithUnreadDirtyPages(t *testing.T) {
 	assert.Equal(t, []byte{2}, src.read(t, 0, 1), "an overwritten release does not come back")
 }
 
-// A release that ends with its client publishes nothing before what was released earlier is home: the implicit release
-// at the client's end does both, and a page that a program overwrote after the earlier release keeps what it wrote.
+// A release that its client's end cuts short publishes nothing before earlier released bytes are home. The implicit
+// release at the client's end does both. A page that a program overwrote after the earlier release keeps the program's
+// bytes.
 func TestReleaseThatIsCutShort(t *testing.T) {
 	var logged bytes.Buffer
 	m := newMachine(t, 1, func(o *Options, _ *int64) {
@@ -487,9 +488,9 @@ func TestReleaseThatIsCutShort(t *testing.T) {
 	p := m.run(src, 0, 0, 2*page.Size, true)
 	p.store(0, 1)
 	p.release()
-	// in the kernel, which does not ask for a page that a program writes whole
+	// This page is dirty in the kernel, which does not read a page that a program writes as a whole.
 	dirty := bytes.Repeat([]byte{2}, page.Size)
-	p.store(9, 9) // found by the scan, so that the release has both pages
+	p.store(9, 9) // the scan finds this, so the release has both pages
 	p.store(page.Size, 3)
 	src.kernel.take()
 	once := true
@@ -516,12 +517,12 @@ func TestReleaseThatIsCutShort(t *testing.T) {
 
 	require.NoError(t, p.Unmap(ctx))
 	assert.NotEmpty(t, src.kernel.take(), "the implicit release has the kernel drop its page")
-	assert.Equal(t, []byte{2}, src.read(t, 0, 1), "what the program overwrote does not come back")
+	assert.Equal(t, []byte{2}, src.read(t, 0, 1), "overwritten bytes do not come back")
 	assert.Equal(t, []byte{3}, src.read(t, page.Size, 1))
 	assert.Empty(t, logged.String())
 }
 
-// An acquire that ends with its client is no error of home.
+// An acquire that its client's end cuts short is no error of home.
 func TestCollectThatIsCutShort(t *testing.T) {
 	m := newMachine(t, 2)
 	src := m.file(page.Size)

@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// hoarder is a client of a limited user, who may map four of the device's eight extents, and has had six brackets, one
-// after the other. beside is one of somebody else.
+// hoarder is a client of a limited user, who may map four of the device's eight extents. It has had six brackets, one
+// after the other. beside is a client of another user.
 type hoarder struct {
 	*traveller
 	beside *traveller
@@ -29,11 +29,11 @@ func newHoarder(t *testing.T) *hoarder {
 		c.use(i, i+1).Done()
 	}
 	h := &hoarder{c, m.travel(m.noisyFile(8*brick), 0, false)}
-	require.Zero(t, h.charged(), "what could be taken back is charged to nobody")
+	require.Zero(t, h.charged(), "memory that can be taken back is charged to nobody")
 	return h
 }
 
-// charged returns how many extents the hoarder's user is charged for.
+// charged returns the number of extents that the hoarder's user is charged for.
 func (h *hoarder) charged() int64 {
 	users := h.m.cache.Status().Devices[0].Users
 	if i := slices.IndexFunc(users, func(u UserPins) bool { return u.User == 7 }); i >= 0 {
@@ -42,7 +42,7 @@ func (h *hoarder) charged() int64 {
 	return 0
 }
 
-// refused has the hoarder ask for one more extent.
+// refused checks that the hoarder gets no further extent.
 func (h *hoarder) refused() {
 	h.t.Helper()
 	_, err := h.try(7, 8)
@@ -53,7 +53,7 @@ func (h *hoarder) refused() {
 		"what the process used before counts until it answers MOVE on its service connection")
 }
 
-// answersAgain checks that all is as before the client fell silent.
+// answersAgain checks that everything is as it was before the client fell silent.
 func (h *hoarder) answersAgain() {
 	h.t.Helper()
 	require.Eventually(h.t, func() bool { return h.charged() == 0 }, time.Minute, time.Millisecond)
@@ -63,8 +63,8 @@ func (h *hoarder) answersAgain() {
 	h.use(0, 4).Done()
 }
 
-// TestUnansweredMovesAreCharged: a client that answers no MOVE keeps what it has, all of it on its user's account. It
-// is asked once, others go on with the rest, and the charge ends with its answer.
+// TestUnansweredMovesAreCharged: a client that answers no MOVE keeps what it has, and its user is charged for all of
+// it. It is asked once, others use the rest of the memory, and the charge ends when it answers.
 func TestUnansweredMovesAreCharged(t *testing.T) {
 	h := newHoarder(t)
 	h.stopped.Lock()
@@ -78,8 +78,8 @@ func TestUnansweredMovesAreCharged(t *testing.T) {
 	h.answersAgain()
 }
 
-// TestClientsThatDoNotAttendAreCharged is the same where the daemon knows that the client does not hear. It is asked
-// nothing, and what it has by brackets that end meanwhile is charged, too.
+// TestClientsThatDoNotAttendAreCharged is the same for a client that the daemon knows not to listen. It is asked
+// nothing. Memory of brackets that end in the meantime is charged too.
 func TestClientsThatDoNotAttendAreCharged(t *testing.T) {
 	h := newHoarder(t)
 	late := h.use(hoards-1, hoards)
@@ -97,7 +97,7 @@ func TestClientsThatDoNotAttendAreCharged(t *testing.T) {
 	h.answersAgain()
 }
 
-// TestChargeEndsWithTheMapping: what a client that does not answer is charged for is free once its mapping has ended.
+// TestChargeEndsWithTheMapping: the charge for a client that does not answer ends with its mapping.
 func TestChargeEndsWithTheMapping(t *testing.T) {
 	h := newHoarder(t)
 	h.silent.Store(true)
@@ -112,8 +112,8 @@ func TestChargeEndsWithTheMapping(t *testing.T) {
 	require.Zero(t, h.m.cache.Status().Devices[0].MappedBytes)
 }
 
-// TestSilentClientsKeepNoMoreThanTheMaximum: a user with a maximum has no more than that at his addresses, used or not,
-// whenever he falls silent. Without one he keeps all that he had.
+// TestSilentClientsKeepNoMoreThanTheMaximum: a client of a user with a maximum has no more than that at its addresses,
+// used or not, whenever it falls silent. Without a maximum it keeps everything.
 func TestSilentClientsKeepNoMoreThanTheMaximum(t *testing.T) {
 	const most = 3
 	m := newMovingMachine(t, 1, 8, 0)

@@ -26,13 +26,13 @@ func readsFrom(when DeviceReads) machineOption {
 	return func(o *Options, _ *int64) { o.DeviceReads = when }
 }
 
-// openHome reads home for requests. Unless warm is set, the host's page cache has nothing.
+// openHome reads home for requests. The host's page cache is empty unless warm is set.
 type openHome struct {
 	Home
 	warm  atomic.Bool
-	slow  atomic.Int64 // ns that a read takes besides
+	slow  atomic.Int64 // extra ns per read
 	reads atomic.Int64
-	asked atomic.Int64 // reads of what the host has
+	asked atomic.Int64 // queries of what the host's page cache has
 }
 
 func (h *openHome) ReadAt(p []byte, off int64) (int, error) {
@@ -53,7 +53,7 @@ func (h *openHome) ReadCached(p []byte, off int64) (int, error) {
 
 func (h *openHome) Cached(int64, int64) bool { return h.warm.Load() }
 
-// sharedFile is a noisy file whose reads may be served by devices.
+// sharedFile makes a file of random bytes whose reads devices may serve.
 func (m *machine) sharedFile(size int) (*source, *openHome) {
 	src := m.noisyFile(size)
 	home := &openHome{Home: src.home}
@@ -73,13 +73,13 @@ func fallbacks(c *Counters) *atomic.Int64   { return &c.DeviceReadFallbacks }
 
 const sharedSize = 4<<20 + 100
 
-// TestReadFromDevice: what a device has as home has is read there, mapped for reading, for writing, or by nobody any
-// more, and up to the last byte of the file.
+// TestReadFromDevice: bytes that a device shares with home are read there, up to the last byte of the file. They may be
+// mapped for reading, for writing, or no longer.
 func TestReadFromDevice(t *testing.T) {
 	for _, how := range []string{"read", "write", "unmapped"} {
 		t.Run(how, func(t *testing.T) {
 			m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
-			m.cache.clean.Patience = time.Minute // this is not about a device that is slow
+			m.cache.clean.Patience = time.Minute // slow devices are not tested here
 			src, home := m.sharedFile(sharedSize)
 			p := m.run(src, 0, 0, sharedSize, how == "write")
 			if how == "unmapped" {
@@ -98,7 +98,7 @@ func TestReadFromDevice(t *testing.T) {
 	}
 }
 
-// TestReadsOff: then devices are left alone.
+// TestReadsOff: with DeviceReadsOff no read uses a device.
 func TestReadsOff(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsOff))
 	src, _ := m.sharedFile(sharedSize)
@@ -108,7 +108,7 @@ func TestReadsOff(t *testing.T) {
 	require.Equal(t, before, m.devices[0].Calls(faulty.CopyOut))
 }
 
-// TestHostCacheFirst: what the host's page cache has is read there.
+// TestHostCacheFirst: bytes in the host's page cache are read there.
 func TestHostCacheFirst(t *testing.T) {
 	m := newMachine(t, 1)
 	src, home := m.sharedFile(sharedSize)
@@ -123,11 +123,11 @@ func TestHostCacheFirst(t *testing.T) {
 	require.EqualValues(t, 33, m.counter(hostReads))
 }
 
-// TestUnreleasedStoresAreNotRead: pages that a program stores into are home's until it releases, and are not copied in
-// vain again and again.
+// TestUnreleasedStoresAreNotRead: pages that a program stores into are read from home until it releases them. They are
+// not copied from the device again and again without use.
 func TestUnreleasedStoresAreNotRead(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
-	m.cache.clean.Patience = time.Minute // this is not about a device that is slow
+	m.cache.clean.Patience = time.Minute // slow devices are not tested here
 	src, _ := m.sharedFile(sharedSize)
 	p := m.run(src, 0, 0, sharedSize, true)
 	want := src.home.bytes(0, sharedSize)
@@ -148,11 +148,11 @@ func TestUnreleasedStoresAreNotRead(t *testing.T) {
 	require.Greater(t, m.counter(deviceReads)+m.counter(cleanReads), before)
 }
 
-// TestStoresAfterTheEnd: what a program stores after its mapping was released, as one can that is being killed, is
-// nobody's, and is not read.
+// TestStoresAfterTheEnd: a program that is being killed may store after its mapping was released. Such stores belong to
+// no file and are not read.
 func TestStoresAfterTheEnd(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
-	m.cache.clean.Patience = time.Minute // this is not about a device that is slow
+	m.cache.clean.Patience = time.Minute // slow devices are not tested here
 	src, _ := m.sharedFile(sharedSize)
 	m.run(src, 0, 0, page.Size, false)
 	p := m.run(src, 0, 0, sharedSize, true)
@@ -172,8 +172,8 @@ func TestStoresAfterTheEnd(t *testing.T) {
 	require.True(t, bytes.Equal(want, src.home.bytes(0, sharedSize)))
 }
 
-// TestStoresBesideTheMapping: memory is given away an extent at a time. What a program stores into it where it has no
-// mapping is nobody's. What it stores without an acquire is released as anything else.
+// TestStoresBesideTheMapping: clients are given memory by the extent. Stores outside the mapping belong to no file.
+// Stores without an acquire are released like all others.
 func TestStoresBesideTheMapping(t *testing.T) {
 	for name, request := range map[string]MapRequest{
 		"past its end":       {Len: page.Size, Writable: true},
@@ -197,7 +197,7 @@ func TestStoresBesideTheMapping(t *testing.T) {
 		}
 		require.NoError(t, src.attached.Sync(context.Background(), nil))
 		read()
-		again := m.run(src, 0, 0, sharedSize, true) // tracks what is there
+		again := m.run(src, 0, 0, sharedSize, true) // tracks the present bytes
 		read()
 		again.unmap()
 		m.cache.collectDue(t.Context())
@@ -205,7 +205,7 @@ func TestStoresBesideTheMapping(t *testing.T) {
 	}
 }
 
-// during starts a read of n bytes at off and calls do while the device copies them.
+// during starts a read of n bytes at off, and calls do while the device copies them.
 func during(t *testing.T, m *machine, src *source, off, n int, do func()) []byte {
 	t.Helper()
 	m.cache.clean.Patience = time.Minute
@@ -218,8 +218,8 @@ func during(t *testing.T, m *machine, src *source, off, n int, do func()) []byte
 	return <-got
 }
 
-// TestChangesDuringTheCopy: whatever happens to the pages while a device copies them for a read, the read gives what
-// home has.
+// TestChangesDuringTheCopy: whatever happens to the pages while a device copies them for a read, the read returns
+// home's bytes.
 func TestChangesDuringTheCopy(t *testing.T) {
 	const off, n = 8 * page.Size, 16 * page.Size
 	for name, do := range map[string]func(t *testing.T, m *machine, src *source){
@@ -248,7 +248,7 @@ func TestChangesDuringTheCopy(t *testing.T) {
 				got := during(t, m, src, off, n, func() { do(t, m, src) })
 				now := src.home.bytes(off, n)
 				if writable && name != "store" {
-					// With digests the bytes may be those that home had when the read began.
+					// With digests, these may be the bytes that home had when the read began.
 					require.True(t, len(got) == n)
 					return
 				}
@@ -259,8 +259,8 @@ func TestChangesDuringTheCopy(t *testing.T) {
 	}
 }
 
-// TestStoresFarBesideTheMapping: a program stores into memory that it was given while a device copies it for a read, 2
-// MiB behind all that it mapped.
+// TestStoresFarBesideTheMapping: a program stores into memory that it was given, 2 MiB behind its mapping, while a
+// device copies that memory for a read.
 func TestStoresFarBesideTheMapping(t *testing.T) {
 	const size, off, n = 66 << 20, 3 << 20, 16 * page.Size
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways), memory(128<<20))
@@ -275,8 +275,7 @@ func TestStoresFarBesideTheMapping(t *testing.T) {
 	require.True(t, bytes.Equal(src.home.bytes(off, n), got))
 }
 
-// TestMemoryIsKeptForACopy: extents are not given to others while a copy of them is under way, also where the file is
-// gone.
+// TestMemoryIsKeptForACopy: an extent is not reused while it is being copied, even if its file is gone.
 func TestMemoryIsKeptForACopy(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 	src, _ := m.sharedFile(sharedSize)
@@ -292,7 +291,7 @@ func TestMemoryIsKeptForACopy(t *testing.T) {
 	require.Eventually(t, func() bool { return m.devices[0].Used() == 0 }, 10*time.Second, time.Millisecond)
 }
 
-// TestNoEvictionDuringACopy: what is being read is not evicted.
+// TestNoEvictionDuringACopy: an extent that is being read is not evicted.
 func TestNoEvictionDuringACopy(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways), memory(8<<20))
 	src, _ := m.sharedFile(2 << 20)
@@ -302,13 +301,13 @@ func TestNoEvictionDuringACopy(t *testing.T) {
 	third := m.noisyFile(2 << 20)
 	got := during(t, m, src, 0, 4096, func() {
 		m.run(third, 0, 0, 2<<20, false)
-		require.False(t, src.attached.Detached(), "the other one, though younger, made room")
+		require.False(t, src.attached.Detached(), "the other extent made room, although it is younger")
 	})
 	require.True(t, bytes.Equal(src.home.bytes(0, 4096), got))
 }
 
-// TestMapWaitsForCopies: where only memory that is being read can make room, a Map waits for it. No client maps it, or
-// the file is gone.
+// TestMapWaitsForCopies: if only memory that is being read can make room, a Map waits for the read. No client maps that
+// memory, or its file is gone.
 func TestMapWaitsForCopies(t *testing.T) {
 	const size = 4 << 20
 	for _, deleted := range []bool{false, true} {
@@ -329,7 +328,7 @@ func TestMapWaitsForCopies(t *testing.T) {
 				}()
 				require.Eventually(t, func() bool {
 					return src.attached.Detached() && m.devices[0].Calls(faulty.Alloc) >= before+2
-				}, 10*time.Second, time.Millisecond, "it has come to the memory that is being read")
+				}, 10*time.Second, time.Millisecond, "it has reached the memory that is being read")
 			})
 			require.NoError(t, <-mapped)
 			require.True(t, bytes.Equal(src.home.bytes(0, 4096), got))
@@ -337,8 +336,8 @@ func TestMapWaitsForCopies(t *testing.T) {
 	}
 }
 
-// TestMapDuringAHungCopy: a Map does not wait for a device that does not answer, and says why it failed. It takes no
-// more from the file than it would have needed, and is done once the device answers.
+// TestMapDuringAHungCopy: a Map does not wait for a device that does not answer, and its error says why. It evicts no
+// more than it would have needed. It succeeds once the device answers.
 func TestMapDuringAHungCopy(t *testing.T) {
 	const size = 4 << 20
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways), memory(size))
@@ -346,7 +345,7 @@ func TestMapDuringAHungCopy(t *testing.T) {
 	m.run(src, 0, 0, size, false).unmap()
 	gate := m.devices[0].Hold(faulty.CopyOut)
 	read := make(chan []byte, 1)
-	go func() { read <- src.read(t, size/2-2048, 4096) }() // of both extents
+	go func() { read <- src.read(t, size/2-2048, 4096) }() // touches both extents
 	<-gate.Arrived()
 	other := m.noisyFile(size)
 	for range 2 {
@@ -364,8 +363,8 @@ func TestMapDuringAHungCopy(t *testing.T) {
 	m.run(other, 0, 0, size, false)
 }
 
-// TestHungDevice: reads get their bytes from home within a bounded time, nobody else waits, and no read asks the device
-// again until it answers.
+// TestHungDevice: reads get their bytes from home within a bounded time, nothing else waits, and no read asks the
+// device again until it answers.
 func TestHungDevice(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 	src, home := m.sharedFile(sharedSize)
@@ -389,7 +388,7 @@ func TestHungDevice(t *testing.T) {
 		at := k * 100 << 10
 		require.True(t, bytes.Equal(src.home.bytes(at, 4096), src.read(t, at, 4096)))
 	}
-	require.Equal(t, calls, m.devices[0].Calls(faulty.CopyOut), "nobody asks it")
+	require.Equal(t, calls, m.devices[0].Calls(faulty.CopyOut), "no read asks the device")
 	require.Equal(t, reads+20, home.reads.Load())
 	require.True(t, m.cache.Status().Devices[0].Read.Stuck)
 
@@ -401,7 +400,7 @@ func TestHungDevice(t *testing.T) {
 	require.Equal(t, before+1, m.counter(deviceReads))
 }
 
-// TestHungReadAhead: what is read ahead from a device that hangs keeps nobody waiting for long either.
+// TestHungReadAhead: read-ahead from a hung device does not delay readers for long either.
 func TestHungReadAhead(t *testing.T) {
 	const step = 64 << 10
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
@@ -417,7 +416,7 @@ func TestHungReadAhead(t *testing.T) {
 		require.True(t, bytes.Equal(src.home.bytes(k*step, step), src.read(t, k*step, step)))
 	}
 	require.Less(t, time.Since(began), 5*time.Second)
-	require.LessOrEqual(t, m.counter(fallbacks), int64(40), "what was on its way, and one")
+	require.LessOrEqual(t, m.counter(fallbacks), int64(40), "those under way, and one more")
 	gate.Open()
 	require.Eventually(t, func() bool { return !m.cache.Status().Devices[0].Read.Stuck }, 10*time.Second,
 		time.Millisecond)
@@ -425,15 +424,15 @@ func TestHungReadAhead(t *testing.T) {
 	require.LessOrEqual(t, m.cache.clean.Bytes(), m.cache.clean.Limit+cleanread.ChunkSize)
 }
 
-// TestFailingDevice: a copy that fails is read from home, and so is what a lost device had.
+// TestFailingDevice: if a copy fails or the device is lost, reads are served from home.
 func TestFailingDevice(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
-	m.cache.clean.Patience = time.Minute // this is not about a device that is slow
+	m.cache.clean.Patience = time.Minute // slow devices are not tested here
 	src, _ := m.sharedFile(sharedSize)
 	m.run(src, 0, 0, sharedSize, false)
 	m.devices[0].Fail(faulty.CopyOut, 1, context.DeadlineExceeded)
 	m.devices[0].Fail(faulty.HostBuffer, 2, context.DeadlineExceeded)
-	for _, at := range []int{0, 3 << 20, 1 << 20} { // in no order that anything is read ahead for
+	for _, at := range []int{0, 3 << 20, 1 << 20} { // an order that starts no read-ahead
 		require.True(t, bytes.Equal(src.home.bytes(at, 4096), src.read(t, at, 4096)))
 	}
 	require.EqualValues(t, 2, m.counter(fallbacks))
@@ -444,25 +443,25 @@ func TestFailingDevice(t *testing.T) {
 	require.EqualValues(t, 3, m.counter(fallbacks), "the second one did not ask")
 }
 
-// TestReadsMove: reads go to whoever is faster, and back, without being told.
+// TestReadsMove: reads move to the faster side, and back, on their own.
 func TestReadsMove(t *testing.T) {
 	m := newMachine(t, 1)
 	src, home := m.sharedFile(sharedSize)
 	m.run(src, 0, 0, sharedSize, false)
 	rnd := rand.New(rand.NewPCG(1, 1))
-	// until reads until the last ten came from where they should.
+	// until reads until ten reads in a row came from the expected side.
 	until := func(from func(*Counters) *atomic.Int64, what string) {
 		t.Helper()
 		deadline := time.Now().Add(30 * time.Second)
 		for streak := 0; streak < 10; streak++ {
 			require.True(t, time.Now().Before(deadline), "%s: %+v", what, m.cache.Status())
 			before := m.counter(from)
-			const n = (cleanread.AroundPages + 1) * page.Size // more than what would wait in host memory then
+			const n = (cleanread.AroundPages + 1) * page.Size // more than is kept in host memory here
 			at := rnd.IntN((sharedSize-n)>>page.Shift) << page.Shift
 			require.True(t, bytes.Equal(src.home.bytes(at, n), src.readDirect(t, at, n)))
 			if m.counter(from) == before {
 				streak = -1
-				time.Sleep(time.Millisecond) // somebody else's turn: probes are made in the background
+				time.Sleep(time.Millisecond) // let others run: probes are made in the background
 			}
 		}
 	}
@@ -477,8 +476,7 @@ func TestReadsMove(t *testing.T) {
 	until(diskReads, "the disk is idle again")
 }
 
-// TestHomeStaysOpenWhileItIsMeasured: home is not closed, nor replaced by one that can be written, while a probe reads
-// it.
+// TestHomeStaysOpenWhileItIsMeasured: while a probe reads home, it is neither closed nor replaced by a writable one.
 func TestHomeStaysOpenWhileItIsMeasured(t *testing.T) {
 	m := newMachine(t, 1)
 	src, _ := m.sharedFile(sharedSize)
@@ -498,7 +496,7 @@ func TestHomeStaysOpenWhileItIsMeasured(t *testing.T) {
 	require.Eventually(t, home.closed.Load, 10*time.Second, time.Millisecond)
 }
 
-// TestHomeStaysOpenWhileItIsSynced: nor while its bytes are made durable.
+// TestHomeStaysOpenWhileItIsSynced: home is neither closed nor replaced while its bytes are made durable.
 func TestHomeStaysOpenWhileItIsSynced(t *testing.T) {
 	for name, held := range map[string]func(*syncingHome) *atomic.Bool{
 		"whole": func(h *syncingHome) *atomic.Bool { return &h.holdSync },
@@ -529,7 +527,7 @@ func TestHomeStaysOpenWhileItIsSynced(t *testing.T) {
 	}
 }
 
-// syncingHome holds up what makes bytes durable.
+// syncingHome is a home whose Sync can be held up.
 type syncingHome struct {
 	closingHome
 	holdSync, holdBegin, usedClosed atomic.Bool
@@ -552,7 +550,7 @@ func (h *syncingHome) Sync() error {
 
 func (h *syncingHome) StartWriteBack(int64, int64) { h.hold(h.holdBegin.Load()) }
 
-// closingHome holds a read up.
+// closingHome is a home whose reads can be held up.
 type closingHome struct {
 	Home
 	arrived, open chan struct{}
@@ -572,8 +570,8 @@ func (h *closingHome) Close() error {
 	return h.Home.Close()
 }
 
-// TestReadInPart: what a device has of the beginning or the end of a read comes from there, the rest from home, in one
-// piece.
+// TestReadInPart: if a device has the beginning or the end of a read, that part comes from the device, and the rest
+// from home in one piece.
 func TestReadInPart(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 	src, home := m.sharedFile(sharedSize)
@@ -588,7 +586,7 @@ func TestReadInPart(t *testing.T) {
 		require.True(t, bytes.Equal(src.home.bytes(c.off, c.n), src.read(t, c.off, c.n)))
 		require.EqualValues(t, c.reads, home.reads.Load()-before)
 	}
-	// The end of a read, by a mapping of what is in the middle of the file.
+	// The end of a read, with a mapping in the middle of the file.
 	other, home := m.sharedFile(sharedSize)
 	m.run(other, 0, 1<<20, 1<<20, false)
 	require.True(t, bytes.Equal(other.home.bytes(1<<20-64<<10, 128<<10), other.read(t, 1<<20-64<<10, 128<<10)))
@@ -596,7 +594,7 @@ func TestReadInPart(t *testing.T) {
 	require.EqualValues(t, 64<<10, other.attached.counters.DeviceReadBytes.Load())
 }
 
-// TestSplitRead: a large read comes from both where neither is much faster.
+// TestSplitRead: a large read comes from both sides if neither is much faster.
 func TestSplitRead(t *testing.T) {
 	m := newMachine(t, 1)
 	src, _ := m.sharedFile(sharedSize)
@@ -613,7 +611,7 @@ func TestSplitRead(t *testing.T) {
 	require.EqualValues(t, 1, m.counter(diskReads))
 }
 
-// settle waits until everything that is read ahead has arrived.
+// settle waits until all read-ahead has arrived.
 func (s *source) settle(t *testing.T) {
 	t.Helper()
 	f := s.attached
@@ -622,12 +620,12 @@ func (s *source) settle(t *testing.T) {
 
 func (s *source) chunks() (n int) { return s.attached.clean.ChunksForTesting() }
 
-// TestReadAheadFromDevice: of several streams, each direction, what comes next is there before it is asked for, and
-// goes once it was read.
+// TestReadAheadFromDevice: for several streams in each direction, the next pages are there before they are asked for,
+// and are dropped once they were read.
 func TestReadAheadFromDevice(t *testing.T) {
 	const size, step = 16 << 20, 64 << 10
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
-	m.cache.clean.Patience = time.Minute // this is not about a device that is slow
+	m.cache.clean.Patience = time.Minute // slow devices are not tested here
 	src, home := m.sharedFile(size)
 	m.run(src, 0, 0, size, false)
 	for k := range 60 {
@@ -642,7 +640,7 @@ func TestReadAheadFromDevice(t *testing.T) {
 	m.cache.Forget(src.id)
 }
 
-// TestCleanPagesAreNeverStale: nothing that was read ahead outlives a change of home, or a release.
+// TestCleanPagesAreNeverStale: pages read ahead never outlive a change of home or a release.
 func TestCleanPagesAreNeverStale(t *testing.T) {
 	const size, step = 8<<20 + 1000, 64 << 10
 	for name, do := range map[string]func(t *testing.T, m *machine, src *source, at int){
@@ -671,7 +669,7 @@ func TestCleanPagesAreNeverStale(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t, 2, readsFrom(DeviceReadsAlways))
-			m.cache.clean.Patience = time.Minute // this is not about a device that is slow
+			m.cache.clean.Patience = time.Minute // slow devices are not tested here
 			src, _ := m.sharedFile(size)
 			m.run(src, 0, 0, size, false)
 			for k := range 8 {
@@ -696,16 +694,15 @@ func TestCleanPagesAreNeverStale(t *testing.T) {
 	}
 }
 
-// TestCleanPagesAreBounded: streams that nobody goes on with do not take more than their share, and what follows them
-// is still read ahead.
+// TestCleanPagesAreBounded: abandoned streams take no more than their share, and later streams still get read-ahead.
 func TestCleanPagesAreBounded(t *testing.T) {
 	const size, step = 48 << 20, 64 << 10
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways), hostMemory(4<<20))
-	m.cache.clean.Patience = time.Minute // this is not about a device that is slow
+	m.cache.clean.Patience = time.Minute // slow devices are not tested here
 	src, _ := m.sharedFile(size)
 	m.run(src, 0, 0, size, false)
 	require.EqualValues(t, 2<<20, m.cache.Status().CleanLimit)
-	m.cache.clean.Age = 0 // what is left over may go at once
+	m.cache.clean.Age = 0 // leftovers may be dropped at once
 	for k := range 40 {
 		for i := range 3 {
 			src.read(t, k<<20+i*step, step)
@@ -722,8 +719,8 @@ func TestCleanPagesAreBounded(t *testing.T) {
 	require.Greater(t, m.counter(cleanReads), before+20)
 }
 
-// TestReadersSeeWhatWasWritten: many read while programs on the CPU and on devices write, map and unmap. Every word of
-// a page is a number that only grows; nobody reads one that is older than when the read began.
+// TestReadersSeeWhatWasWritten: many readers read while programs on the CPU and on devices write, map and unmap. Every
+// word of a page is a growing number. No reader sees a number older than the one at the start of its read.
 func TestReadersSeeWhatWasWritten(t *testing.T) {
 	const pages, words = 256, page.Size / 8
 	const size = pages * page.Size
@@ -731,7 +728,7 @@ func TestReadersSeeWhatWasWritten(t *testing.T) {
 	src, _ := m.sharedFile(size)
 	clear(src.home.data)
 	m.run(src, 0, 0, size, false)
-	onCPU := *src // of its own: Map attaches to the source again
+	onCPU := *src // a copy: Map attaches to the source again
 	var latest [pages]atomic.Uint64
 	ended := make(chan struct{})
 	var group sync.WaitGroup
@@ -764,8 +761,8 @@ func TestReadersSeeWhatWasWritten(t *testing.T) {
 			}
 		})
 	}
-	// One device refreshes its pages, and serves. Another one is mapped and unmapped for writing too, and stores
-	// nothing new.
+	// One device refreshes its pages, and serves reads. Another one is mapped and unmapped, also for writing, and
+	// stores nothing new.
 	group.Go(func() {
 		rnd := rand.New(rand.NewPCG(8, 8))
 		for {
@@ -804,8 +801,8 @@ func TestReadersSeeWhatWasWritten(t *testing.T) {
 	require.Positive(t, m.counter(deviceReads))
 }
 
-// BenchmarkSharedRead is what reads of 4 KiB cost besides the request: with the bytes in the host's page cache, from a
-// device, and of what no device has.
+// BenchmarkSharedRead measures reads of 4 KiB without the request: with the bytes in the host's page cache, from a
+// device, and with no device that has them.
 func BenchmarkSharedRead(b *testing.B) {
 	const size = 64 << 20
 	for _, where := range []string{"host", "device", "disk"} {

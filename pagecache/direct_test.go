@@ -17,19 +17,20 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/view"
 )
 
-// disk is a home on a disk, before which there is a page cache: the memoryHome is what buffered I/O sees. What was
-// written and not dropped since is in the page cache only.
+// disk is a home on a disk behind a page cache. The memoryHome has what buffered I/O sees. Bytes that were written and
+// not dropped since are only in the page cache.
 type disk struct {
 	*memoryHome
 	mu     sync.Mutex
 	cached map[page.Index]bool // protected by mu
-	bytes  []byte              // protected by mu; what the disk has
-	direct []page.Range        // protected by mu; what was read past the page cache
+	bytes  []byte              // protected by mu; the disk's bytes
+	direct []page.Range        // protected by mu; ranges read past the page cache
 	filled int                 // protected by mu; pages that reads brought into the page cache
 	never  error               // protected by mu; fails all reads past the page cache
-	hidden error               // protected by mu; fails what asks which pages the page cache has
-	asked  int                 // protected by mu; how often that was asked
-	// gate, unless it is nil, is told of each read past the page cache once the bytes are read, and then waited for.
+	hidden error               // protected by mu; fails queries of which pages the page cache has
+	asked  int                 // protected by mu; number of such queries
+	// gate, if not nil, receives a channel for each read past the page cache after its bytes are read. The read waits
+	// until that channel is closed.
 	gate chan chan struct{}
 }
 
@@ -37,7 +38,7 @@ func newDisk(h *memoryHome) *disk {
 	return &disk{memoryHome: h, cached: map[page.Index]bool{}, bytes: bytes.Clone(h.data)}
 }
 
-// drop writes dirty pages to the disk and drops them.
+// drop writes dirty pages to the disk and drops them from the page cache.
 func (d *disk) drop(rg page.Range) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -112,7 +113,7 @@ func (d *disk) ReadCached(p []byte, off int64) (int, error) {
 
 func (d *disk) WillNeed(int64, int64) {}
 
-// Drop counts what it drops as if it had never come.
+// Drop drops pages from the page cache, and subtracts them from filled.
 func (d *disk) Drop(off, n int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -168,7 +169,7 @@ func (d *disk) directPages() (pages int64) {
 	return pages
 }
 
-// coldFile is a noisy file that only the disk has.
+// coldFile makes a file of random bytes that only the disk has.
 func (m *machine) coldFile(size int) *source {
 	src := m.noisyFile(size)
 	src.disk = newDisk(src.home)
@@ -180,10 +181,10 @@ func (m *machine) requireWays(cached, direct, buffered int64) {
 	c := &m.cache.counters
 	require.Equal(m.t, [3]int64{cached, direct, buffered}, [3]int64{c.CachedPages.Load(), c.DirectPages.Load(),
 		c.BufferedPages.Load()},
-		"pages from the page cache, past it, through it")
+		"pages from the page cache, past it, and through it")
 }
 
-// TestColdFill: a file that only the disk has leaves the page cache as it is.
+// TestColdFill: filling from a file that only the disk has leaves the page cache unchanged.
 func TestColdFill(t *testing.T) {
 	for name, size := range map[string]int{
 		"a byte":              1,
@@ -198,7 +199,7 @@ func TestColdFill(t *testing.T) {
 			require.True(t, bytes.Equal(src.home.data, p.load(0, size)))
 			require.Equal(t, make([]byte, p.end()-size), p.load(size, p.end()), "past end of file")
 			require.Zero(t, src.disk.filled, "pages brought into the page cache")
-			direct := src.disk.directPages() // all of it, but for what is read the other way to compare
+			direct := src.disk.directPages() // all of it, except reads through the page cache for comparison
 			m.requireWays(0, direct, int64(page.Count(int64(size)))-direct)
 			require.True(t, direct > 0 && (size > 32<<20 || direct == int64(page.Count(int64(size)))))
 			require.Zero(t, p.release())
@@ -206,7 +207,7 @@ func TestColdFill(t *testing.T) {
 	}
 }
 
-// TestFillOfWhatThePageCacheHas: whatever the page cache has is what home is, also where the disk has something else.
+// TestFillOfWhatThePageCacheHas: pages in the page cache are home, even if the disk has other bytes.
 func TestFillOfWhatThePageCacheHas(t *testing.T) {
 	const pages = 5000
 	m := newMachine(t, 1, memory(64<<20))
@@ -224,7 +225,7 @@ func TestFillOfWhatThePageCacheHas(t *testing.T) {
 	c := &m.cache.counters
 	require.EqualValues(t, pages, c.CachedPages.Load()+c.DirectPages.Load()+c.BufferedPages.Load())
 	require.Less(t, int64(src.disk.filled), 6*int64(mover.MixedRun>>page.Shift),
-		"few pages around those that are there")
+		"few pages around the cached ones")
 	require.Greater(t, c.CachedPages.Load(), kept*9/10)
 	for _, rg := range src.disk.direct {
 		for i := rg.Start; i < rg.End; i++ {
@@ -234,8 +235,7 @@ func TestFillOfWhatThePageCacheHas(t *testing.T) {
 	}
 }
 
-// TestHomeChangesUnderReads: a CPU program writes, and another one truncates, between the reading of bytes and their
-// use.
+// TestHomeChangesUnderReads: home is written or truncated after bytes were read and before they are used.
 func TestHomeChangesUnderReads(t *testing.T) {
 	const size = mover.DirectReads * mover.PieceBytes
 	for name, change := range map[string]func(src *source){
@@ -265,7 +265,7 @@ func TestHomeChangesUnderReads(t *testing.T) {
 			_, next, err := f.acquireLocked(t.Context(), mp.h, mp.pages, time.Hour)
 			f.mu.Unlock()
 			require.NoError(t, err)
-			require.Equal(t, mp.pages.Start, next, "nobody waits for the disk under the lock")
+			require.Equal(t, mp.pages.Start, next, "nothing waits for the disk under the lock")
 			var gates []chan struct{}
 			for range mover.DirectReads {
 				gates = append(gates, <-src.disk.gate)
@@ -284,7 +284,7 @@ func TestHomeChangesUnderReads(t *testing.T) {
 	}
 }
 
-// TestDirectReadsAreRefused: for good, which is said once, or now.
+// TestDirectReadsAreRefused: home refuses direct reads for good, which is logged once, or only this time.
 func TestDirectReadsAreRefused(t *testing.T) {
 	const size = 5 * mover.PieceBytes
 	var log bytes.Buffer
@@ -305,14 +305,14 @@ func TestDirectReadsAreRefused(t *testing.T) {
 	require.Equal(t, []string{"planned"}, m.cache.Status().Buffered)
 
 	src := m.coldFile(size)
-	src.disk.never = syscall.EIO // as buffered I/O may not say
+	src.disk.never = syscall.EIO // buffered I/O may not return this
 	p := m.run(src, 0, 0, size, false)
 	require.True(t, bytes.Equal(src.home.data, p.all()))
 	require.False(t, src.attached.noDirect.Load())
 	require.Len(t, m.cache.Status().Buffered, 1)
 }
 
-// TestRefusalIsHeardAtOnce: where nothing says what the page cache has, as on tmpfs, no piece is read as if it came
+// TestRefusalIsHeardAtOnce: if home cannot tell what the page cache has, as on tmpfs, no piece is read as if it came
 // from a disk.
 func TestRefusalIsHeardAtOnce(t *testing.T) {
 	const size = 3 * mover.DirectReads * mover.PieceBytes
@@ -334,7 +334,7 @@ func TestRefusalIsHeardAtOnce(t *testing.T) {
 	}
 }
 
-// TestBufferedReads: nothing is read past the page cache where that is not wanted.
+// TestBufferedReads: with Options.BufferedReads nothing is read past the page cache.
 func TestBufferedReads(t *testing.T) {
 	const size = 3 * mover.PieceBytes
 	m := newMachine(t, 1, func(o *Options, _ *int64) { o.BufferedReads = true })
@@ -345,7 +345,7 @@ func TestBufferedReads(t *testing.T) {
 	require.Equal(t, "off", m.cache.Status().DirectReads)
 }
 
-// TestHomeIsClosedAfterItsReads: an acquire is given up, the file let go, and a read of it still goes on.
+// TestHomeIsClosedAfterItsReads: home is closed only when its last read has ended, even if the file was dropped before.
 func TestHomeIsClosedAfterItsReads(t *testing.T) {
 	f := &File{c: &Cache{log: slog.New(slog.DiscardHandler)}}
 	h := newHome(1)
@@ -362,7 +362,7 @@ func TestHomeIsClosedAfterItsReads(t *testing.T) {
 
 var _ DirectReader = (*disk)(nil)
 
-// TestColdFillsLearnTheWay: what is read through the page cache, to see whether that is faster, leaves it as it is.
+// TestColdFillsLearnTheWay: trial reads through the page cache leave it unchanged.
 func TestColdFillsLearnTheWay(t *testing.T) {
 	const size = 300 << 20
 	m := newMachine(t, 1, memory(512<<20))

@@ -11,7 +11,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// unnoticed has the next read of home find bytes that somebody stored in SOURCE after the mount last looked.
+// unnoticed makes the next read of home find bytes that were stored in SOURCE after the mount's last look.
 func (h *memoryHome) unnoticed(off int, p []byte) {
 	h.beforeRead = func(page.Bytes) {
 		h.beforeRead = nil
@@ -26,8 +26,8 @@ func (h *memoryHome) noticed(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// TestReplicasOfTwoMoments fills one device before a change in SOURCE and another one after it, before anybody noticed.
-// Each knows what it has: nobody takes one's bytes for stores of the other, or keeps the former ones.
+// TestReplicasOfTwoMoments fills one device before a change in SOURCE and another one after it, before the change is
+// noticed. One device's bytes must not count as stores of the other, and the old bytes must not survive.
 func TestReplicasOfTwoMoments(t *testing.T) {
 	for _, first := range []int{0, 1} {
 		for _, writable := range [][2]bool{{true, true}, {false, true}, {true, false}, {false, false}} {
@@ -73,7 +73,7 @@ func TestReplicasOfTwoMoments(t *testing.T) {
 	}
 }
 
-// TestReplicasOfThreeMoments is TestReplicasOfTwoMoments with two changes that nobody noticed.
+// TestReplicasOfThreeMoments is TestReplicasOfTwoMoments with two unnoticed changes.
 func TestReplicasOfThreeMoments(t *testing.T) {
 	for _, stores := range []bool{false, true} {
 		m := newMachine(t, 3)
@@ -111,8 +111,8 @@ func TestReplicasOfThreeMoments(t *testing.T) {
 	}
 }
 
-// TestAcquiresAfterThreeMoments is TestReplicasOfThreeMoments in which nobody changes anything afterwards: each program
-// has what home has after its next acquire.
+// TestAcquiresAfterThreeMoments is TestReplicasOfThreeMoments without later changes: after its next acquire each
+// program has home's bytes.
 func TestAcquiresAfterThreeMoments(t *testing.T) {
 	m := newMachine(t, 3)
 	src := m.noisyFile(page.Size)
@@ -135,8 +135,8 @@ func TestAcquiresAfterThreeMoments(t *testing.T) {
 	require.Zero(t, m.baseless())
 }
 
-// TestLostBaseOfASecondReplica: two replicas were filled before and after a change in SOURCE. What the second one was
-// is lost, while that of the first is known. The page is counted.
+// TestLostBaseOfASecondReplica: two replicas were filled before and after a change in SOURCE. The base of the first one
+// is known, that of the second one is lost. The page is counted.
 func TestLostBaseOfASecondReplica(t *testing.T) {
 	m := newMachine(t, 2)
 	src := m.noisyFile(page.Size)
@@ -156,8 +156,8 @@ func TestLostBaseOfASecondReplica(t *testing.T) {
 	requireSame(t, mine, src.home.bytes(0, page.Size))
 }
 
-// TestSeveralPagesOfSeveralDevices changes neighbouring pages in SOURCE all over, of each of which one device has
-// stores and the others have what it was.
+// TestSeveralPagesOfSeveralDevices changes adjacent pages in SOURCE in many places. For each page, one device has
+// stores, and the others have the base.
 func TestSeveralPagesOfSeveralDevices(t *testing.T) {
 	const pages = 6
 	for _, devices := range []int{2, 3} {

@@ -14,14 +14,14 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// duringRelease stores a byte, releases it, and calls do while the kernel is dropping its page. It returns when all is
-// over. do runs in a goroutine of its own, and the kernel goes on when that waits.
+// duringRelease stores a byte, releases it, and calls do while the kernel drops its page. do runs in a goroutine of its
+// own, and the kernel continues when do waits. duringRelease returns when all of this has ended.
 func duringRelease(t *testing.T, m *machine, src *source, do func()) {
 	t.Helper()
 	p := m.run(src, 0, 0, page.Size, true)
 	p.store(0, 1)
 	done := make(chan struct{})
-	src.read(t, 0, 1) // so that the kernel has something to drop
+	src.read(t, 0, 1) // gives the kernel something to drop
 	src.kernel.hook = func(int64, int64) {
 		src.kernel.hook = nil
 		go func() {
@@ -41,7 +41,7 @@ func TestSyncWaitsForReleases(t *testing.T) {
 		src := m.file(page.Size)
 		duringRelease(t, m, src, func() {
 			assert.NoError(t, src.attached.Sync(context.Background(), func() error {
-				assert.Equal(t, []byte{1}, src.home.bytes(0, 1), "fsync went before a release that was under way")
+				assert.Equal(t, []byte{1}, src.home.bytes(0, 1), "fsync overtook a release that was under way")
 				return nil
 			}))
 		})
@@ -65,9 +65,9 @@ func TestReleaseWaitsForReleases(t *testing.T) {
 	})
 }
 
-// TestReleaseWaitsForPagesThatDrainAgain has a program write a page whole while a release has the kernel drop it, so
-// that it is dropped again. Another release of the page, which waits for the first one, returns after that: what the
-// CPU writes then is later than both.
+// TestReleaseWaitsForPagesThatDrainAgain: a program writes a whole page while a release makes the kernel drop it, so it
+// is dropped again. Another release of the page, which waits for the first one, returns only after that: later writes
+// by the CPU must count as later than both.
 func TestReleaseWaitsForPagesThatDrainAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(t, 1)
@@ -102,7 +102,7 @@ func TestReleaseWaitsForPagesThatDrainAgain(t *testing.T) {
 }
 
 // TestReadsWhileTheDiskIsFull reads a page that a CPU program wrote and a device released. Home cannot take the
-// release, so the answer is merged, and the kernel must not keep it.
+// release, so the read returns merged bytes, and the kernel must not keep them.
 func TestReadsWhileTheDiskIsFull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(t, 1)

@@ -9,7 +9,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// TestEvictionRules: what programs acquire and release is what rules go by, and the rule can be changed meanwhile.
+// TestEvictionRules: acquires and releases of programs feed the eviction rules, and the rule can be changed at any
+// time.
 func TestEvictionRules(t *testing.T) {
 	m := newMachine(t, 1, memory(3*emulated.Granularity), func(o *Options, _ *int64) { o.Eviction = "lru" })
 	var files []*source

@@ -18,15 +18,15 @@ import (
 	"github.com/gaiafs/gaiafs/internal/testdevice"
 )
 
-// secret is what nobody may find who maps a file that has it no more.
+// secret is what a client must not find in the memory of a file that no longer has it.
 var secret = bytes.Repeat([]byte("secret! "), page.Size/8)
 
-const exposedPages = 512 // of one extent
+const exposedPages = 512 // in one extent
 
-// exposed is a file of an extent full of secrets that somebody maps.
+// exposed makes a file of one extent, full of secrets, for tests to map.
 func exposed(t *testing.T) (*machine, *source) {
 	t.Helper()
-	testdevice.Emulated(t, "the memory is looked at by its descriptor")
+	testdevice.Emulated(t, "the memory is read through its descriptor")
 	m := newMachine(t, 1)
 	src := m.file(exposedPages * page.Size)
 	for p := range exposedPages {
@@ -42,7 +42,7 @@ func (m *machine) mapping(src *source, r MapRequest) *Mapping {
 	return mp
 }
 
-// memoryOf is all that the client of a mapping can look at.
+// memoryOf returns all the memory that the client of a mapping can see.
 func memoryOf(t *testing.T, mp *Mapping) (all []byte) {
 	t.Helper()
 	for _, x := range mp.Extents() {
@@ -55,8 +55,8 @@ func memoryOf(t *testing.T, mp *Mapping) (all []byte) {
 	return all
 }
 
-// TestSecretsAreNotExposed: whatever was brought to a device, and however it was overwritten since, who maps one page
-// of the file finds nothing in the memory but what the file has.
+// TestSecretsAreNotExposed: however bytes were brought to a device and then overwritten, a client that maps one page
+// finds only the file's present bytes in the memory.
 func TestSecretsAreNotExposed(t *testing.T) {
 	const size = exposedPages * page.Size
 	zero := make([]byte, size)
@@ -66,7 +66,7 @@ func TestSecretsAreNotExposed(t *testing.T) {
 		func(_ *testing.T, src *source) { src.home.editAt(0, zero) }, // in SOURCE
 	}
 	for name, c := range map[string]struct {
-		before func(t *testing.T, m *machine, src *source) // what is done with the secrets
+		before func(t *testing.T, m *machine, src *source) // what happens to the secrets first
 		erase  []eraser
 	}{
 		"mapped for reading": {func(t *testing.T, m *machine,
@@ -140,7 +140,7 @@ func TestSecretsAreNotExposed(t *testing.T) {
 			m.devices[0].Fail(faulty.CopyIn, 1, planned)
 			_, err := p.Acquire(t.Context(), 0, size, false)
 			require.ErrorIs(t, err, planned)
-			// As a device that copied some of it.
+			// As if a device had copied some of it.
 			x := p.h.sorted()[0]
 			gpu, mem := m.devices[0].Inner(x.Memory())
 			require.NoError(t, gpu.CopyIn(t.Context(), []gpubackend.Copy{{Mem: mem, Off: page.Size, Host: secret}}))
@@ -166,11 +166,11 @@ func TestSecretsAreNotExposed(t *testing.T) {
 	}
 }
 
-// TestSecretsThatAnotherDeviceOverwrote are not exposed either, although the backing file has them until somebody wants
-// the new bytes.
+// TestSecretsThatAnotherDeviceOverwrote: they are not exposed either, although the backing file has them until the new
+// bytes are collected.
 func TestSecretsThatAnotherDeviceOverwrote(t *testing.T) {
 	const size = exposedPages * page.Size
-	testdevice.Emulated(t, "the memory is looked at by its descriptor")
+	testdevice.Emulated(t, "the memory is read through its descriptor")
 	for name, before := range map[string]func(m *machine, src *source){
 		"mapped for reading":  func(m *machine, src *source) { m.run(src, 0, 0, size, false) },
 		"mapped for writing":  func(m *machine, src *source) { m.run(src, 0, 0, size, true) },
@@ -194,12 +194,12 @@ func TestSecretsThatAnotherDeviceOverwrote(t *testing.T) {
 	}
 }
 
-// keep keeps the File of src from going, by an extent that nobody else looks at.
+// keep keeps the File of src attached, by an extent that no test looks at.
 func (m *machine) keep(src *source) {
 	m.run(src, 0, 64*exposedPages*page.Size, page.Size, false)
 }
 
-// evictAll evicts what nobody maps of the first device, and reports whether there was something.
+// evictAll evicts the unmapped extents of the first device, and reports whether there were any.
 func (c *Cache) evictAll(t *testing.T) (any bool) {
 	for _, f := range c.snapshotFiles() {
 		f.mu.Lock()
@@ -219,8 +219,8 @@ func (c *Cache) evictAll(t *testing.T) (any bool) {
 	return any
 }
 
-// TestExposingKeepsWhatOthersDo: somebody who maps a part brings nobody else's stores to an end, and nobody sees his
-// page become something that was never in the file.
+// TestExposingKeepsWhatOthersDo: a client that maps part of a file destroys no other client's stores, and no client
+// sees its page change to something that was never in the file.
 func TestExposingKeepsWhatOthersDo(t *testing.T) {
 	m, src := exposed(t)
 	writer := m.run(src, 0, 0, 4*page.Size, true)
@@ -231,7 +231,7 @@ func TestExposingKeepsWhatOthersDo(t *testing.T) {
 	src.write(t, 8*page.Size, []byte("now"))
 	late := m.run(src, 0, 16*page.Size, page.Size, false)
 	require.Equal(t, byte('x'), writer.byteAt(5))
-	require.Equal(t, "nowret! ", string(writer.load(page.Size, page.Size+8)), "it was stale, and is not dropped")
+	require.Equal(t, "nowret! ", string(writer.load(page.Size, page.Size+8)), "it was stale, and was not dropped")
 	require.Equal(t, "nowret! ", string(reader.load(0, 8)))
 	require.EqualValues(t, 2, writer.release())
 	require.Equal(t, "secrex! ", string(src.read(t, 0, 8)))
@@ -240,7 +240,7 @@ func TestExposingKeepsWhatOthersDo(t *testing.T) {
 	late.unmap()
 }
 
-// TestMappingAgainCostsNothing: where all is current, mapping asks the device for nothing.
+// TestMappingAgainCostsNothing: if all pages are current, mapping makes no device calls.
 func TestMappingAgainCostsNothing(t *testing.T) {
 	m, src := exposed(t)
 	const size = exposedPages * page.Size
@@ -260,8 +260,8 @@ func TestMappingAgainCostsNothing(t *testing.T) {
 	require.Equal(t, before, count())
 }
 
-// TestStoresWithoutAnAcquire: what a program stores into pages of a lazy mapping that it never acquired is released,
-// and merged with what home has there.
+// TestStoresWithoutAnAcquire: stores into pages of a lazy mapping that were never acquired are released, and merged
+// with home.
 func TestStoresWithoutAnAcquire(t *testing.T) {
 	const size = exposedPages * page.Size
 	m := newMachine(t, 2)
@@ -275,7 +275,7 @@ func TestStoresWithoutAnAcquire(t *testing.T) {
 	require.EqualValues(t, 2, p.release())
 	require.True(t, bytes.Equal(want, src.read(t, 0, size)))
 	require.Zero(t, m.cache.counters.OverlappingBytes.Load())
-	// Another device changes a page that the first one still has not, and that one stores again.
+	// Another device changes a page that the first one still lacks and stores into again.
 	other := m.run(src, 1, 0, size, true)
 	other.store(100, want[100]+1)
 	want[100]++
@@ -283,12 +283,12 @@ func TestStoresWithoutAnAcquire(t *testing.T) {
 	put(200)
 	require.EqualValues(t, 1, p.release())
 	require.True(t, bytes.Equal(want, src.read(t, 0, size)))
-	// Acquired at last, with a store under way.
+	// The page is acquired at last, with an unreleased store in it.
 	put(5*page.Size + 1)
 	p.acquire()
 	require.True(t, bytes.Equal(want, p.all()))
 	require.EqualValues(t, 1, p.release())
-	// Given up and stored into again.
+	// The page is given up and stored into again.
 	require.NoError(t, p.Advise(t.Context(), 0, size, AdviceDontNeed))
 	put(9 * page.Size)
 	require.EqualValues(t, 1, p.release())
@@ -300,7 +300,7 @@ func TestStoresWithoutAnAcquire(t *testing.T) {
 	require.Zero(t, src.attached.bases.n)
 }
 
-// TestStoresWithoutAnAcquireAndSource: somebody changes SOURCE meanwhile.
+// TestStoresWithoutAnAcquireAndSource does the same while SOURCE is changed directly.
 func TestStoresWithoutAnAcquireAndSource(t *testing.T) {
 	const size = exposedPages * page.Size
 	m := newMachine(t, 1)
@@ -321,7 +321,7 @@ func TestStoresWithoutAnAcquireAndSource(t *testing.T) {
 	require.True(t, bytes.Equal(want, src.home.bytes(0, size)))
 }
 
-// sparseHome is a backing file of any size that nobody wrote much into.
+// sparseHome is a backing file of any size with few bytes written.
 type sparseHome struct {
 	*memoryHome
 	size int64
@@ -346,7 +346,7 @@ type sparseSource struct {
 
 func (s *sparseSource) OpenHome(bool) (Home, error) { return s.home, nil }
 
-// TestSparseMappingTakesNoMemory: releasing a lazy mapping looks at what programs stored, and at nothing else.
+// TestSparseMappingTakesNoMemory: the release of a lazy mapping examines only the pages that programs stored into.
 func TestSparseMappingTakesNoMemory(t *testing.T) {
 	testdevice.Emulated(t, "a GPU has no holes in its memory")
 	const size = 64 << 30
@@ -376,8 +376,8 @@ func TestSparseMappingTakesNoMemory(t *testing.T) {
 	require.Zero(t, src.attached.glanceLocked().digests)
 }
 
-// TestMappingTheEndBesideAnotherDevice: programs map the page that the file ends in, which another device tracks, in
-// memory where stores past the end have to be zeroed. They find the file's bytes there, and what they store is found.
+// TestMappingTheEndBesideAnotherDevice: programs map the last page of the file, which another device tracks, in memory
+// where stores past the end have to be zeroed. They find the file's bytes there, and their stores are detected.
 func TestMappingTheEndBesideAnotherDevice(t *testing.T) {
 	const size = page.Size + 100
 	for _, request := range []MapRequest{

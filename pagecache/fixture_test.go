@@ -24,32 +24,32 @@ import (
 	"github.com/gaiafs/gaiafs/internal/testdevice"
 )
 
-// memoryHome is a backing file in memory, whose writes and reads can be made to fail.
+// memoryHome is a backing file in memory. Its reads and writes can be made to fail.
 type memoryHome struct {
 	mu    sync.Mutex
 	data  []byte
 	clock int64
-	// noted is the clock as the mount left it, and foreign the changes of others that were noticed.
+	// noted is clock after the mount's last change or look. foreign counts the direct changes noticed.
 	noted   int64
 	foreign uint64
-	told    bool // of one that could not be noticed
+	told    bool // ChangedBeside was called
 	rerr    error
 	werr    error
-	werrAt  int64 // writes below it succeed all the same
-	// werrEnd, if it is not 0, is where writes succeed again.
+	werrAt  int64 // writes below it still succeed
+	// werrEnd, if not 0, is where writes succeed again.
 	werrEnd int64
 	writes  int
 	synced  int
 	open    int
 	rights  Rights
-	// hung, if it is not nil, has writes wait until it is closed, and waiting counts them.
+	// hung, if not nil, makes writes wait until it is closed. waiting counts them.
 	hung    chan struct{}
 	waiting atomic.Int64
-	// beforeRead, if it is not nil, is called by reads with what they ask for, with mu held.
+	// beforeRead, if not nil, is called by each read with its range, with mu held.
 	beforeRead func(page.Bytes)
 }
 
-// lookLocked counts what others changed.
+// lookLocked counts direct changes.
 func (h *memoryHome) lookLocked() {
 	if h.clock != h.noted || h.told {
 		h.foreign++
@@ -63,7 +63,7 @@ func (h *memoryHome) changes() (end func()) {
 	return func() { h.noted = h.clock }
 }
 
-// edit changes the file beside the mount.
+// edit changes the file directly.
 func (h *memoryHome) edit(change func(data []byte) []byte) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -71,7 +71,7 @@ func (h *memoryHome) edit(change func(data []byte) []byte) {
 	h.data = change(h.data)
 }
 
-// editAt stores bytes beside the mount.
+// editAt stores bytes directly.
 func (h *memoryHome) editAt(off int, p []byte) {
 	h.edit(func(data []byte) []byte {
 		copy(data[off:], p)
@@ -79,7 +79,7 @@ func (h *memoryHome) editAt(off int, p []byte) {
 	})
 }
 
-// resize sets the size beside the mount.
+// resize sets the size directly.
 func (h *memoryHome) resize(size int) {
 	h.edit(func(data []byte) []byte {
 		return append(data[:min(size, len(data)):min(size, len(data))], make([]byte, max(size-len(data), 0))...)
@@ -103,7 +103,7 @@ func (h *memoryHome) ReadAt(p []byte, off int64) (int, error) {
 	return copy(p, h.data[off:]), nil
 }
 
-// failReads has reads fail with err, or succeed again.
+// failReads makes reads fail with err, or succeed again if err is nil.
 func (h *memoryHome) failReads(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -170,7 +170,7 @@ func (h *memoryHome) Rights() (Rights, error) {
 	return h.rights, nil
 }
 
-// chmod changes who may do what, as a request of the mount does.
+// chmod changes the rights of the file, as a request of the mount does.
 func (s *source) chmod(change func(r *Rights)) {
 	s.home.mu.Lock()
 	change(&s.home.rights)
@@ -202,7 +202,7 @@ func (h *memoryHome) Close() error {
 
 func (h *memoryHome) fail(err error) { h.failFrom(0, err) }
 
-// failFrom makes writes at off and after it fail.
+// failFrom makes writes at off and beyond fail.
 func (h *memoryHome) failFrom(off int64, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -215,7 +215,7 @@ func (h *memoryHome) bytes(off, n int) []byte {
 	return append([]byte(nil), h.data[off:off+n]...)
 }
 
-// kernel stands for the kernel's page cache: it records what it was told to drop, and runs a hook while it does.
+// kernel stands in for the kernel's page cache. It records what it was told to drop, and runs a hook meanwhile.
 type kernel struct {
 	mu      sync.Mutex
 	dropped []page.Range
@@ -250,10 +250,10 @@ type source struct {
 	kernel   *kernel
 	readonly bool
 	attached *File
-	name     string // "file" if it is empty
-	// disk is what the home is opened as, unless it is nil.
+	name     string // "file" if empty
+	// disk, if not nil, is what OpenHome returns.
 	disk   *disk
-	reader HomeReader // how reads get at home; nil: they leave devices alone
+	reader HomeReader // how reads reach home; nil: they do not use devices
 }
 
 func (s *source) ID() FileID     { return s.id }
@@ -268,7 +268,7 @@ func (s *source) OpenHome(bool) (Home, error) {
 	return s.backing(), nil
 }
 
-// backing is the home as it is opened.
+// backing returns the home that OpenHome returns.
 func (s *source) backing() backingFile {
 	if s.disk != nil {
 		return s.disk
@@ -283,10 +283,10 @@ type backingFile interface {
 
 func (s *source) Kernel() KernelPages { return s.kernel }
 
-// attaching is held by those who set source.attached.
+// attaching is held while source.attached is set.
 var attaching sync.Mutex
 
-// Attach may be called by several at once, for the same File.
+// Attach may be called concurrently for the same File.
 func (s *source) Attach(f *File) {
 	attaching.Lock()
 	defer attaching.Unlock()
@@ -299,7 +299,7 @@ func (s *source) Attach(f *File) {
 type machine struct {
 	t     *testing.T
 	cache *Cache
-	// devices do as they are told, and otherwise as emulated ones.
+	// devices can be told to fail, and otherwise work as emulated ones.
 	devices []*faulty.Device
 	next    uint64
 }
@@ -312,7 +312,7 @@ func interval(d time.Duration) machineOption {
 }
 func hostMemory(n int64) machineOption { return func(o *Options, _ *int64) { o.HostMemory = n } }
 
-// newMachine makes one whose devices have one key, as those of a mount do.
+// newMachine makes a machine. Its devices have one digest key, as those of a mount do.
 func newMachine(t *testing.T, devices int, options ...machineOption) *machine {
 	t.Helper()
 	key, err := gpubackend.NewDigestKey(rand.Reader)
@@ -350,12 +350,12 @@ func (m *machine) file(size int) *source {
 	return &source{id: FileID{1, m.next}, home: newHome(size), kernel: &kernel{}}
 }
 
-// program is a client: a mapping, whose memory it loads from and stores into as a kernel would.
+// program is a client with a mapping. It loads from the memory and stores into it as a kernel would.
 type program struct {
 	*Mapping
 	t      *testing.T
-	host   []byte            // the memory, where the CPU addresses it
-	gpu    gpubackend.Device // where it does not
+	host   []byte            // the memory, if the CPU can address it
+	gpu    gpubackend.Device // otherwise the device
 	pieces []programPart
 }
 
@@ -404,14 +404,14 @@ func (m *machine) attach(mp *Mapping, off, n int64, writable bool) *program {
 	return p
 }
 
-// end is the size of the memory.
+// end returns the size of the memory.
 func (p *program) end() int { return int(page.Covering(p.off, p.len).Bytes()) }
 
 func (p *program) all() []byte { return p.load(0, p.end()) }
 
 func (p *program) byteAt(at int) byte { return p.load(at, at+1)[0] }
 
-// load returns the bytes [from, to) of the memory. Those that the CPU addresses are not copied.
+// load returns the bytes [from, to) of the memory. If the CPU can address them, they are not copied.
 func (p *program) load(from, to int) []byte {
 	if p.host != nil {
 		return p.host[from:to]
@@ -430,10 +430,10 @@ func (p *program) store(at int, c byte) {
 	assert.NoError(p.t, p.gpu.CopyIn(context.Background(), p.copies(at, []byte{c})))
 }
 
-// add adds one to a byte.
+// add increments a byte.
 func (p *program) add(at int) { p.store(at, p.byteAt(at)+1) }
 
-// copies has the pieces of a copy between b and the memory from a byte on.
+// copies returns the pieces of a copy between b and the memory from a byte on.
 func (p *program) copies(from int, b []byte) (all []gpubackend.Copy) {
 	for _, x := range p.pieces {
 		lo, hi := max(int64(from), x.start), min(int64(from+len(b)), x.end)
@@ -459,20 +459,20 @@ func (p *program) release() int64 {
 	return n
 }
 
-// unmap is what a client does: it gives the memory up. A copy of it stays, for tests to look at.
+// unmap gives up the memory as a client does. Tests can still look at a copy of it.
 func (p *program) unmap() {
 	p.t.Helper()
 	p.unmapAndKeep()
 	p.giveUp()
 }
 
-// unmapAndKeep is what a hostile client does.
+// unmapAndKeep unmaps as a hostile client does, which keeps the memory.
 func (p *program) unmapAndKeep() {
 	p.t.Helper()
 	require.NoError(p.t, p.Unmap(context.Background()))
 }
 
-// giveUp has the program map the device's memory no more.
+// giveUp ends the program's access to the device memory.
 func (p *program) giveUp() {
 	if p.host == nil {
 		return
@@ -485,7 +485,7 @@ func (p *program) giveUp() {
 	copy(p.host, was)
 }
 
-// read reads as a CPU program through the mount does.
+// read reads as a CPU program does through the mount.
 func (s *source) read(t *testing.T, off, n int) []byte {
 	t.Helper()
 	p := make([]byte, n)
@@ -504,7 +504,7 @@ func (s *source) read(t *testing.T, off, n int) []byte {
 	return p[:got]
 }
 
-// write writes as a CPU program through the mount does.
+// write writes as a CPU program does through the mount.
 func (s *source) write(t *testing.T, off int, p []byte) {
 	t.Helper()
 	require.NoError(t, s.tryWrite(Change{Kind: ChangeWrite, Off: int64(off), Len: int64(len(p))}, p))
@@ -534,14 +534,14 @@ var (
 	_ KernelPages = (*kernel)(nil)
 )
 
-// collectDue does what the background does at each tick, and waits for it.
+// collectDue does the background's work of one tick, and waits for it.
 func (c *Cache) collectDue(ctx context.Context) {
 	for _, f := range c.snapshotFiles() {
 		f.collectDue(ctx)
 	}
 }
 
-// reads returns what reads from a device take.
+// reads returns the measured cost of reads from a device.
 func (d *device) reads() cost.Estimate {
 	s := d.moves.Cost.Now()
 	return s.Estimate()

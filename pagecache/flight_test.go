@@ -19,18 +19,18 @@ import (
 
 const flightPages = 40
 
-// aloft is a file of which a CPU read has seen what a device released, and which is not home.
+// aloft is a file with bytes that a device released, that a CPU read has seen, and that are not home.
 type aloft struct {
 	*testing.T
 	m    *machine
 	src  *source
 	p, q *program // on the device that released, and on another one
-	want []byte   // what everybody is to see
-	// land lets the background bring home what flies.
+	want []byte   // what everybody must see
+	// land lets the background bring flights home.
 	land func()
 }
 
-// newAloft makes one. Each page got a byte from the device.
+// newAloft makes an aloft. The device stored a byte into each page.
 func newAloft(t *testing.T, options ...machineOption) *aloft {
 	m := newMachine(t, 2, options...)
 	a := &aloft{T: t, m: m, src: m.noisyFile(flightPages * page.Size)}
@@ -51,7 +51,7 @@ func newAloft(t *testing.T, options ...machineOption) *aloft {
 	return a
 }
 
-// keepAloft keeps the background from bringing home what flies, until land is called or the test ends.
+// keepAloft stops the background from bringing flights home, until land is called or the test ends.
 func (m *machine) keepAloft(src *source) (land func()) {
 	block, begun := make(chan struct{}), make(chan struct{})
 	m.cache.lanes.do(src.attached, choreForget, func() { // one task of a file at a time
@@ -64,7 +64,7 @@ func (m *machine) keepAloft(src *source) (land func()) {
 	return land
 }
 
-// seen checks what reads get, buffered ones and direct ones, whole and in parts.
+// seen checks the results of reads: buffered and direct, whole and in parts.
 func (a *aloft) seen() {
 	a.Helper()
 	n := len(a.want)
@@ -81,7 +81,7 @@ func (a *aloft) seen() {
 	require.True(a, bytes.Equal(a.want, got[:read]), "a direct read")
 }
 
-// landed checks that all of it comes home and that nothing is left of the flights.
+// landed checks that all bytes come home and no flight is left.
 func (a *aloft) landed() {
 	a.Helper()
 	a.seen()
@@ -101,7 +101,7 @@ func (a *aloft) landed() {
 	}
 }
 
-// TestReadsDoNotWaitForHome reads what a device released while home does not answer.
+// TestReadsDoNotWaitForHome reads released bytes while home does not answer.
 func TestReadsDoNotWaitForHome(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(flightPages * page.Size)
@@ -119,7 +119,7 @@ func TestReadsDoNotWaitForHome(t *testing.T) {
 	require.True(t, bytes.Equal(p.load(0, p.end()), src.home.bytes(0, p.end())))
 }
 
-// TestFlights has something happen to a file while released bytes that a read has seen are on their way home.
+// TestFlights lets various events happen to a file while released bytes that a read has seen are not home yet.
 func TestFlights(t *testing.T) {
 	for name, happens := range map[string]func(a *aloft){
 		"nothing": func(*aloft) {},
@@ -132,7 +132,7 @@ func TestFlights(t *testing.T) {
 			a.src.write(a.T, 4*page.Size, whole)
 			copy(a.want[4*page.Size:], whole)
 		},
-		// The kernel was given the page, a program stores into it, and the device stores into it too.
+		// The kernel was given the page, a CPU program stores into it, and the device stores into it too.
 		"a dirty page of the kernel": func(a *aloft) {
 			dirty := a.src.read(a.T, 3*page.Size, page.Size)
 			dirty[100] = 55
@@ -210,7 +210,7 @@ func TestFlights(t *testing.T) {
 			a.seen()
 			err := a.src.tryWrite(Change{Kind: ChangeWrite, Off: page.Size, Len: 1}, []byte{1})
 			require.ErrorIs(a, err, syscall.ENOSPC)
-			a.p.store(3*page.Size+1, 33) // what is released now does not fly
+			a.p.store(3*page.Size+1, 33) // bytes released now do not fly
 			a.p.release()
 			a.want[3*page.Size+1] = 33
 			a.seen()
@@ -257,7 +257,7 @@ func TestFlights(t *testing.T) {
 	}
 }
 
-// TestFlightOfARemovedFile: nobody misses it, and its memory goes.
+// TestFlightOfARemovedFile: the flight is dropped, and its memory freed.
 func TestFlightOfARemovedFile(t *testing.T) {
 	a := newAloft(t)
 	a.p.unmap()
@@ -269,7 +269,7 @@ func TestFlightOfARemovedFile(t *testing.T) {
 	require.Zero(t, a.m.cache.memory.classes[memoryFlights].Load())
 }
 
-// TestReadAheadOfFlights: a program that reads in order finds the pages that it reads next fetched.
+// TestReadAheadOfFlights: a program that reads in order finds its next pages already fetched.
 func TestReadAheadOfFlights(t *testing.T) {
 	const pages, request = 2048, 32
 	m := newMachine(t, 1)
@@ -285,15 +285,15 @@ func TestReadAheadOfFlights(t *testing.T) {
 		for i := range request {
 			require.Equal(t, byte(at+i+1), got[i*page.Size], "page %d", at+i)
 		}
-		m.cache.lanes.work.Wait() // what was asked for is there
+		m.cache.lanes.work.Wait() // read-ahead has arrived
 	}
 	require.Less(t, f.counters.CollectingReads.Load(), int64(pages/request/4))
 	require.NoError(t, f.Sync(context.Background(), func() error { return nil }))
 	require.True(t, bytes.Equal(p.load(0, p.end()), src.home.bytes(0, p.end())))
 }
 
-// TestReadAheadOfFlightsIsDropped: the kernel may hold what flies ahead of a read, since other reads get it without the
-// file's lock.
+// TestReadAheadOfFlightsIsDropped: pages that fly ahead of a read are dropped too, because the kernel may hold them:
+// other reads get them without the file's lock.
 func TestReadAheadOfFlightsIsDropped(t *testing.T) {
 	const pages = 512
 	m := newMachine(t, 1)
@@ -313,8 +313,8 @@ func TestReadAheadOfFlightsIsDropped(t *testing.T) {
 	require.Equal(t, byte(2), src.read(t, 40*page.Size, 16*page.Size)[0])
 }
 
-// TestReadersInSeveralPlaces: each of eight finds what it reads next fetched, from buffers of one size, and nothing
-// is fetched twice or brought home before it was read.
+// TestReadersInSeveralPlaces: each of eight readers finds its next pages fetched, with buffers of one size. Nothing is
+// fetched twice, or brought home before it was read.
 func TestReadersInSeveralPlaces(t *testing.T) {
 	const readers, part, request = 8, 16 << 20, 128 << 10
 	for name, places := range map[string]struct{ apart, block int }{
@@ -336,7 +336,7 @@ func TestReadersInSeveralPlaces(t *testing.T) {
 				for at := 0; at < places.block; at += request {
 					for r := range readers {
 						require.EqualValues(t, 1, src.read(t, begin+r*places.apart+at, request)[0])
-						m.cache.lanes.work.Wait() // what was asked for is there
+						m.cache.lanes.work.Wait() // read-ahead has arrived
 					}
 					aloft := m.cache.memory.classes[memoryFlights].Load()
 					require.LessOrEqual(t, aloft, m.cache.mostAloft()*5/8, "at %d", begin+at)
@@ -365,7 +365,7 @@ func TestReadersInSeveralPlaces(t *testing.T) {
 	}
 }
 
-// TestReadAheadOfWhatIsReleasedAgain: a program that reads from the beginning again is followed again.
+// TestReadAheadOfWhatIsReleasedAgain: read-ahead works again for a program that starts over from the beginning.
 func TestReadAheadOfWhatIsReleasedAgain(t *testing.T) {
 	const size, request = 64 << 20, 128 << 10
 	m := newMachine(t, 1, memory(2*size), hostMemory(1<<30))
@@ -387,7 +387,7 @@ func TestReadAheadOfWhatIsReleasedAgain(t *testing.T) {
 	}
 }
 
-// TestReadsComeOneByOneToTheLock: those that wait while another one brings their pages need no lock of the file.
+// TestReadsComeOneByOneToTheLock: reads whose pages another read brings meanwhile need no lock of the file.
 func TestReadsComeOneByOneToTheLock(t *testing.T) {
 	const size, request, readers = 1 << 20, 128 << 10, 8
 	m := newMachine(t, 1)
@@ -399,7 +399,7 @@ func TestReadsComeOneByOneToTheLock(t *testing.T) {
 	}
 	p.release()
 	f := src.attached
-	f.turn <- struct{}{} // a read that has its turn
+	f.turn <- struct{}{} // stands for the read that has its turn
 	var group sync.WaitGroup
 	for r := range readers {
 		group.Go(func() {
@@ -422,7 +422,7 @@ func TestReadsComeOneByOneToTheLock(t *testing.T) {
 	})
 }
 
-// TestFlightsStayUntilReadsPause: a program that reads in order gets all of it from flights, however quickly home is
+// TestFlightsStayUntilReadsPause: a program that reads in order gets everything from flights, however fast home is
 // written.
 func TestFlightsStayUntilReadsPause(t *testing.T) {
 	const size, step = 24 << 20, 128 << 10
@@ -447,7 +447,7 @@ func TestFlightsStayUntilReadsPause(t *testing.T) {
 	require.EqualValues(t, 1, src.home.bytes(size-page.Size, 1)[0])
 }
 
-// TestFlightsLandWhenReadsPause: without anybody asking for it.
+// TestFlightsLandWhenReadsPause: flights land on their own when reads pause.
 func TestFlightsLandWhenReadsPause(t *testing.T) {
 	a := newAloft(t)
 	a.land()
@@ -455,7 +455,7 @@ func TestFlightsLandWhenReadsPause(t *testing.T) {
 	require.True(t, bytes.Equal(a.want, a.src.home.bytes(0, len(a.want))))
 }
 
-// TestFlightOutlivesItsDevice: the file stays until home has what flies.
+// TestFlightOutlivesItsDevice: the file stays until its flights are home.
 func TestFlightOutlivesItsDevice(t *testing.T) {
 	a := newAloft(t)
 	for _, p := range []*program{a.p, a.q} {
@@ -480,7 +480,7 @@ func TestFlightOutlivesItsDevice(t *testing.T) {
 	require.True(t, bytes.Equal(a.want, a.src.home.bytes(0, len(a.want))))
 }
 
-// TestFlightsKeepToTheirRoom reads more than may fly.
+// TestFlightsKeepToTheirRoom reads more than is allowed to fly.
 func TestFlightsKeepToTheirRoom(t *testing.T) {
 	const pages = 2048
 	m := newMachine(t, 1, hostMemory(4<<20))
@@ -500,7 +500,7 @@ func TestFlightsKeepToTheirRoom(t *testing.T) {
 	require.True(t, bytes.Equal(p.load(0, p.end()), src.home.bytes(0, p.end())))
 }
 
-// TestFlightRuns cuts and replaces runs at random.
+// TestFlightRuns cuts and replaces random runs.
 func TestFlightRuns(t *testing.T) {
 	f := &File{c: &Cache{}}
 	s := &f.flights

@@ -14,11 +14,11 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// slowly is by how much BenchmarkReadReleased is slower than a machine with a GPU, so that who waits for whom shows
-// where there are few processors.
+// slowly is the factor by which BenchmarkReadReleased is slower than a machine with a GPU. It makes waiting visible on
+// a machine with few processors.
 const slowly = 40
 
-// slowHome takes as long to be written as a file in the host's memory, at 7 GB/s.
+// slowHome is written at the speed of a file in host memory, 7 GB/s.
 type slowHome struct{ *memoryHome }
 
 func (h slowHome) WriteAt(p []byte, off int64) (int, error) {
@@ -33,9 +33,9 @@ type slowSource struct {
 
 func (s *slowSource) OpenHome(bool) (Home, error) { return s.home, nil }
 
-// BenchmarkReadReleased reads what a device released as programs do that read 4 MiB at a time through the mount: the
-// kernel asks for 1 MiB in requests of 128 KiB before a program gets to it, and answers take 60 µs to be copied. A
-// program copies 3 GB/s. The rate is that of a machine that is not slow.
+// BenchmarkReadReleased reads released bytes as programs do that read 4 MiB at a time through the mount. The kernel
+// asks for 1 MiB in requests of 128 KiB before the program gets to it, and copying an answer takes 60 µs. The program
+// copies 3 GB/s. The reported rate is converted to a machine at full speed.
 func BenchmarkReadReleased(b *testing.B) {
 	const (
 		size, block, window, request = 256 << 20, 4 << 20, 1 << 20, 128 << 10
@@ -93,7 +93,7 @@ func BenchmarkReadReleased(b *testing.B) {
 	}
 }
 
-// readWindows is a read(2): while the program copies a window, the kernel asks for the next one.
+// readWindows stands in for a read(2): while the program copies one window, the kernel asks for the next one.
 func readWindows(at, end, window, request int64, ask func(off int64)) {
 	begin := func(at int64) *sync.WaitGroup {
 		w := new(sync.WaitGroup)

@@ -10,14 +10,14 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// TestStatusMapsWhatADeviceHolds: a letter of the map stands for several pages, and has what the worst of them is.
+// TestStatusMapsWhatADeviceHolds: a letter of the map stands for several pages, and shows the worst state among them.
 func TestStatusMapsWhatADeviceHolds(t *testing.T) {
 	const pages = 2*mapCells + 1
 	m := newMachine(t, 2)
 	src := m.noisyFile(pages * page.Size)
 	p := m.run(src, 0, 0, 16*page.Size, true)
 	q := m.run(src, 1, 0, pages*page.Size, false)
-	src.home.fail(syscall.ENOSPC) // what is released stays dirty
+	src.home.fail(syscall.ENOSPC) // released pages stay dirty
 	p.add(3 * page.Size)
 	require.EqualValues(t, 1, p.release())
 	require.Error(t, src.attached.Sync(context.Background(), nil))
@@ -41,7 +41,7 @@ func TestStatusMapsWhatADeviceHolds(t *testing.T) {
 	}
 }
 
-// TestStatusCountsTransfers: what moves is counted by what for and where to.
+// TestStatusCountsTransfers: transfers are counted by class and direction.
 func TestStatusCountsTransfers(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(4 * page.Size)

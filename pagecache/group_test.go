@@ -18,7 +18,7 @@ import (
 
 var tornFlag = flag.Int("torn", 100, "acquires of each reader beside a writer of groups")
 
-// whole is all of a program's mapping as a range of a group.
+// whole is a program's whole mapping as a range of a group.
 func (p *program) whole() GroupRange { return GroupRange{p.Mapping, 0, p.len} }
 
 func (m *machine) group(ranges ...GroupRange) *Group {
@@ -35,7 +35,7 @@ func (m *machine) releaseGroup(g *Group) uint64 {
 	return version
 }
 
-// fill stores a byte into all of a program's memory.
+// fill stores one byte value into all of a program's memory.
 func (p *program) fill(c byte) {
 	if p.host != nil {
 		for i := range p.host {
@@ -46,7 +46,7 @@ func (p *program) fill(c byte) {
 	require.NoError(p.t, p.gpu.CopyIn(context.Background(), p.copies(0, bytes.Repeat([]byte{c}, p.end()))))
 }
 
-// TestGroupIsPublishedAtOnce: readers have nothing of a group before its release, and all of it after.
+// TestGroupIsPublishedAtOnce: readers see nothing of a group before its release, and all of it after.
 func TestGroupIsPublishedAtOnce(t *testing.T) {
 	m := newMachine(t, 2)
 	a, b := m.file(16*page.Size), m.file(16*page.Size)
@@ -78,7 +78,7 @@ func TestGroupIsPublishedAtOnce(t *testing.T) {
 	}
 }
 
-// TestGroupOfAWriterThatDies: nothing that it stored is seen, not even by programs on its device.
+// TestGroupOfAWriterThatDies: nobody sees the group's stores, not even programs on its device.
 func TestGroupOfAWriterThatDies(t *testing.T) {
 	m := newMachine(t, 2)
 	a, b := m.noisyFile(9*page.Size+77), m.noisyFile(300*page.Size)
@@ -107,7 +107,8 @@ func TestGroupOfAWriterThatDies(t *testing.T) {
 	require.Zero(t, m.cache.memory.classes[memoryGroups].Load())
 }
 
-// TestGroupThatCannotBeTakenBack: home does not say what a page was. The device gives it up, and nobody sees the group.
+// TestGroupThatCannotBeTakenBack: home fails to return the former bytes of a page. The device gives the page up, and
+// nobody sees the group.
 func TestGroupThatCannotBeTakenBack(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(4 * page.Size)
@@ -127,7 +128,7 @@ func TestGroupThatCannotBeTakenBack(t *testing.T) {
 	require.Equal(t, want, src.read(t, 0, 4*page.Size))
 }
 
-// TestNobodyElseReleasesAGroup: releases, syncs and the end of other programs leave its pages out.
+// TestNobodyElseReleasesAGroup: releases, syncs and ends of other programs leave out the group's pages.
 func TestNobodyElseReleasesAGroup(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.file(8 * page.Size)
@@ -150,7 +151,7 @@ func TestNobodyElseReleasesAGroup(t *testing.T) {
 	m.group(p.whole()).Abort(context.Background())
 }
 
-// TestEachRangeOfAGroupIsHeldBack: a neighbour's release leaves out every range of an open group.
+// TestEachRangeOfAGroupIsHeldBack: a release by another program leaves out every range of an open group.
 func TestEachRangeOfAGroupIsHeldBack(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.file(8 * page.Size)
@@ -171,7 +172,7 @@ func TestEachRangeOfAGroupIsHeldBack(t *testing.T) {
 	require.Equal(t, bytes.Repeat([]byte{3}, 8*page.Size), src.read(t, 0, 8*page.Size))
 }
 
-// TestVersionIsToldLast: while the kernel has old pages of a group's last file, nobody is told the version.
+// TestVersionIsToldLast: while the kernel has old pages of a group's last file, the version is not announced.
 func TestVersionIsToldLast(t *testing.T) {
 	m := newMachine(t, 1)
 	a, b := m.file(page.Size), m.file(page.Size)
@@ -179,7 +180,7 @@ func TestVersionIsToldLast(t *testing.T) {
 	g := m.group(pa.whole(), pb.whole())
 	pa.fill(1)
 	pb.fill(1)
-	b.read(t, 0, 1) // so the kernel has a page to drop
+	b.read(t, 0, 1) // gives the kernel a page to drop
 	dropped, told := 0, 0
 	now, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -229,7 +230,7 @@ func TestWrongGroups(t *testing.T) {
 	require.ErrorIs(t, err, syscall.EINVAL)
 }
 
-// TestGroupOfAFileThatIsCut: what was stored past the new end is no part of the file.
+// TestGroupOfAFileThatIsCut: stores past the new end are not part of the file.
 func TestGroupOfAFileThatIsCut(t *testing.T) {
 	m := newMachine(t, 2)
 	src := m.noisyFile(8 * page.Size)
@@ -251,7 +252,7 @@ func TestGroupOfAFileThatIsCut(t *testing.T) {
 	require.Equal(t, append(bytes.Repeat([]byte{5}, 2*page.Size), make([]byte, 6*page.Size)...), v.all())
 }
 
-// TestGroupOfALostDevice: nothing of it is published, and readers go on.
+// TestGroupOfALostDevice: nothing of the group is published, and readers continue.
 func TestGroupOfALostDevice(t *testing.T) {
 	m := newMachine(t, 2)
 	a, b := m.noisyFile(4*page.Size), m.noisyFile(4*page.Size)
@@ -279,7 +280,7 @@ func TestWaitingForAVersion(t *testing.T) {
 	wait := func(r *program, least uint64) <-chan error {
 		end := make(chan error, 1)
 		m.cache.publications.mu.Lock()
-		m.cache.publications.movedLocked() // who waits from now on makes another one
+		m.cache.publications.movedLocked() // later waiters create another one
 		m.cache.publications.mu.Unlock()
 		go func() {
 			ranges := []AcquireRange{{r.Mapping, 0, 1}}
@@ -329,7 +330,7 @@ func TestWaitingForAVersion(t *testing.T) {
 	p.unmap()
 	require.ErrorIs(t, ended(second), syscall.EPIPE)
 
-	third := wait(reader, 2) // for a writer that is still to come
+	third := wait(reader, 2) // for a writer that begins later
 	waits()
 	reader.unmap()
 	require.ErrorIs(t, ended(third), syscall.EINVAL)
@@ -338,7 +339,7 @@ func TestWaitingForAVersion(t *testing.T) {
 	require.NoError(t, ended(wait(again, 1)), "the version outlives the mappings")
 }
 
-// TestViewTakesWhatIsReleasedStraight: it does not wait for home.
+// TestViewTakesWhatIsReleasedStraight: a view does not wait until released bytes are home.
 func TestViewTakesWhatIsReleasedStraight(t *testing.T) {
 	m := newMachine(t, 2)
 	src := m.noisyFile(64*page.Size + 100)
@@ -359,11 +360,11 @@ func TestViewTakesWhatIsReleasedStraight(t *testing.T) {
 		for _, v := range views {
 			require.EqualValues(t, 15, v.acquire())
 			v.check()
-			require.Zero(t, v.acquire(), "what was copied is not copied again")
+			require.Zero(t, v.acquire(), "nothing is copied twice")
 		}
 	}
 	src.home.fail(nil)
-	src.write(t, 10*page.Size+9, []byte("written since")) // of a page that was released, too
+	src.write(t, 10*page.Size+9, []byte("written since")) // also in a page that was released
 	p.store(6*page.Size, 99)                              // not released
 	for _, v := range views {
 		v.acquire()
@@ -388,7 +389,7 @@ func TestViewTakesWhatIsReleasedStraight(t *testing.T) {
 	}
 }
 
-// TestViewOfWhatALostDeviceReleased: the bytes are no part of the file any more.
+// TestViewOfWhatALostDeviceReleased: the bytes are not part of the file any more.
 func TestViewOfWhatALostDeviceReleased(t *testing.T) {
 	m := newMachine(t, 2)
 	src := m.noisyFile(8 * page.Size)
@@ -410,7 +411,7 @@ func TestViewOfWhatALostDeviceReleased(t *testing.T) {
 	require.ErrorContains(t, m.cache.Close(context.Background()), "lost with device 0")
 }
 
-// TestTornVersions: readers beside a writer of groups over two files see all of a version or none of it.
+// TestTornVersions: while groups over two files are written, readers see all of a version or nothing of it.
 func TestTornVersions(t *testing.T) {
 	const pages = 20
 	m := newMachine(t, 2)

@@ -13,8 +13,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// TestGrownFile: a program maps a file of a page, which grows. Who maps it then shares the memory that is there and
-// gets large extents for the rest; both are coherent with everybody, and stay so when some of them are evicted.
+// TestGrownFile: a program maps a file of one page, and the file grows. A later mapping shares the existing memory and
+// gets large extents for the rest. Both stay coherent, even when some extents are evicted.
 func TestGrownFile(t *testing.T) {
 	const size, far = 128 << 20, 100<<20 + 5
 	m := newMachine(t, 2, memory(256<<20))
@@ -64,7 +64,7 @@ func TestGrownFile(t *testing.T) {
 	require.Equal(t, byte('x'), again.byteAt(7))
 }
 
-// TestSamePagesMappedAtOnce: two map the same pages, of which nobody has memory yet.
+// TestSamePagesMappedAtOnce: two programs map the same pages concurrently. No device has memory for them yet.
 func TestSamePagesMappedAtOnce(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.file(page.Size)

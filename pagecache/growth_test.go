@@ -10,8 +10,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// TestForgettingWhatIsPastTheEndTakesLittleMemory: however much devices store past end of file, little of it is copied
-// at once.
+// TestForgettingWhatIsPastTheEndTakesLittleMemory: however many bytes devices store past end of file, few are copied at
+// a time.
 func TestForgettingWhatIsPastTheEndTakesLittleMemory(t *testing.T) {
 	const size = 3 * pastPages * page.Size
 	m := newMachine(t, 1, memory(2*size+emulated.Granularity), func(o *Options, _ *int64) { o.WriteBack = true })
@@ -38,7 +38,7 @@ func TestForgettingWhatIsPastTheEndTakesLittleMemory(t *testing.T) {
 	p.unmap()
 }
 
-// TestLookingPastTheEndLetsOthersIn: however much is mapped past end of file, little of it is looked at under one hold.
+// TestLookingPastTheEndLetsOthersIn: however much is mapped past end of file, one hold examines only a little of it.
 func TestLookingPastTheEndLetsOthersIn(t *testing.T) {
 	const size = 3 * pastPages * page.Size
 	m := newMachine(t, 1, memory(2*size+emulated.Granularity))
@@ -57,8 +57,8 @@ func TestLookingPastTheEndLetsOthersIn(t *testing.T) {
 	require.Zero(t, p.byteAt(size-1))
 }
 
-// TestStoresPastTheEndAreNoModification: a release finds what was stored into the page that the file ends in, but not
-// what was stored there past the end.
+// TestStoresPastTheEndAreNoModification: in the page at the end of file, a release finds stores before the end but not
+// those past it.
 func TestStoresPastTheEndAreNoModification(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(page.Size + 100)
@@ -71,7 +71,7 @@ func TestStoresPastTheEndAreNoModification(t *testing.T) {
 	require.Zero(t, p.release())
 	require.Zero(t, p.TakePastEnd(), "they are told of once")
 	require.EqualValues(t, 3, m.cache.Status().Counters["past_end_pages"])
-	src.write(t, page.Size, []byte("beside")) // what it is compared with is a copy
+	src.write(t, page.Size, []byte("beside")) // the base is now a copy
 	require.Zero(t, p.release())
 	p.add(page.Size + 99)
 	require.EqualValues(t, 1, p.release())
@@ -83,8 +83,8 @@ func TestStoresPastTheEndAreNoModification(t *testing.T) {
 	require.EqualValues(t, 1, p.release())
 }
 
-// TestReleasesLookAtTheirOwnMemoryPastTheEnd: a release past end of file reads no memory of other devices. What was
-// stored there goes all the same, at their own releases and before the file grows.
+// TestReleasesLookAtTheirOwnMemoryPastTheEnd: a release past end of file reads no memory of other devices. Their stores
+// there are discarded all the same: at their own releases and before the file grows.
 func TestReleasesLookAtTheirOwnMemoryPastTheEnd(t *testing.T) {
 	m := newMachine(t, 2)
 	src := m.file(page.Size)
@@ -104,14 +104,14 @@ func TestReleasesLookAtTheirOwnMemoryPastTheEnd(t *testing.T) {
 	require.Zero(t, other.byteAt(2*page.Size))
 }
 
-// TestStoresInsideTheSizeOfTheKernelSurviveGrowthInSource: a device stores inside the length that only the kernel knew,
-// and then somebody makes the file longer in SOURCE.
+// TestStoresInsideTheSizeOfTheKernelSurviveGrowthInSource: a device stores inside the length that only the kernel
+// knows. Then the file is extended directly in SOURCE.
 func TestStoresInsideTheSizeOfTheKernelSurviveGrowthInSource(t *testing.T) {
 	m := newMachine(t, 1, func(o *Options, _ *int64) { o.WriteBack = true })
 	src := m.file(0)
 	p := m.run(src, 0, 0, 2*page.Size, true)
 	p.store(10, 7)
-	require.NoError(t, src.attached.BeforeWrite(context.Background())) // of a byte at the end of the page, say
+	require.NoError(t, src.attached.BeforeWrite(context.Background())) // for example of a byte at the end of the page
 	p.store(1000, 7)
 	src.home.resize(2000)
 	src.home.editAt(1500, []byte{5})
@@ -124,11 +124,10 @@ func TestStoresInsideTheSizeOfTheKernelSurviveGrowthInSource(t *testing.T) {
 	requireSame(t, want, src.home.bytes(0, 2000))
 }
 
-// TestStoresPastTheEndOfACollectedPage: released bytes of the page that the file ends in come home while a device has
-// something past the end. That is nobody's where the file did not reach there for the kernel either, and the device's
-// where it did.
+// TestStoresPastTheEndOfACollectedPage: released bytes of the last page come home while a device has stores past the
+// end. The stores are discarded if the kernel's length did not reach there either. Otherwise they are kept.
 func TestStoresPastTheEndOfACollectedPage(t *testing.T) {
-	for _, kept := range []bool{false, true} { // what the page is compared with is a copy
+	for _, kept := range []bool{false, true} { // the base of the page is a copy
 		m := newMachine(t, 1, func(o *Options, _ *int64) { o.WriteBack = true })
 		src := m.file(page.Size + 100)
 		p := m.run(src, 0, 0, 2*page.Size, true)
@@ -147,7 +146,7 @@ func TestStoresPastTheEndOfACollectedPage(t *testing.T) {
 		require.Zero(t, p.byteAt(page.Size+200), "kept: %v", kept)
 
 		release()
-		// A program makes the file longer, which the kernel tells later.
+		// A program extends the file. The kernel reports that later.
 		require.NoError(t, src.attached.BeforeWrite(t.Context()))
 		p.store(page.Size+300, 8)
 		collect()

@@ -14,8 +14,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// BenchmarkHeuristics runs what a heuristic is for with it and without it, in turns, and gives the time with it as a
-// part of that without: below 1 it gains.
+// BenchmarkHeuristics runs a suitable workload with and without each heuristic, in turns. It reports the ratio of the
+// times: below 1 the heuristic is a gain.
 func BenchmarkHeuristics(b *testing.B) {
 	const size = 128 << 20
 	newSource := func(b *testing.B) (*Cache, *source, *openHome) {
@@ -44,7 +44,7 @@ func BenchmarkHeuristics(b *testing.B) {
 		require.NoError(b, err)
 	}
 
-	// Small reads at random of a file of which little fits into the memory for what was read around them.
+	// Small random reads of a file. Little of it fits into the memory for surrounding pages.
 	b.Run("debt", func(b *testing.B) {
 		run := func(forget bool) func() time.Duration {
 			_, src, home := newSource(b)
@@ -63,7 +63,7 @@ func BenchmarkHeuristics(b *testing.B) {
 		compare(b, run(false), run(true))
 	})
 
-	// A program reads on where others have begun many streams and ended them a second ago.
+	// A program continues to read in order. Other programs began many streams and ended them a second ago.
 	b.Run("age", func(b *testing.B) {
 		run := func(age time.Duration) func() time.Duration {
 			c, src, home := newSource(b)

@@ -14,14 +14,14 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// patient is how long tests wait for what happens in the background.
+// patient is how long tests wait for background work.
 const patient = 20 * time.Second
 
 func stuckAfter(d time.Duration) machineOption {
 	return func(o *Options, _ *int64) { o.stuckAfter = d }
 }
 
-// hungFile is a file whose home answers no write until the test ends or answer is called.
+// hungFile makes a file whose home answers no write until the test ends or answer is called.
 func (m *machine) hungFile(name string) (src *source, answer func()) {
 	src = m.file(page.Size)
 	src.name = name
@@ -37,8 +37,8 @@ func (m *machine) hungFile(name string) (src *source, answer func()) {
 	return src, answer
 }
 
-// TestAHungFileHoldsUpNoOther: files of one backing filesystem hang, more of them than the background works on at once.
-// The others come home, the status tells which ones hang, and a close that may not wait names them.
+// TestAHungFileHoldsUpNoOther: files of one backing filesystem hang, more than the background works on at once. The
+// others come home, the status shows which files hang, and a close that must not wait names them.
 func TestAHungFileHoldsUpNoOther(t *testing.T) {
 	book := &logbook{}
 	m := newMachine(t, 1, interval(20*time.Millisecond), stuckAfter(10*time.Millisecond), logTo(book))
@@ -91,7 +91,7 @@ func TestAHungFileHoldsUpNoOther(t *testing.T) {
 	err := m.cache.Flush(t.Context())
 	require.ErrorContains(t, err, "hung3: its backing filesystem, or a device, has not answered for")
 	require.NotContains(t, err.Error(), "good")
-	require.EqualValues(t, 10, src.home.bytes(0, 1)[0], "all that can come home does")
+	require.EqualValues(t, 10, src.home.bytes(0, 1)[0], "everything else comes home")
 	waiting := m.cache.Waiting()
 	require.Len(t, waiting, len(answers))
 	require.Contains(t, waiting[0].String(),
@@ -106,7 +106,7 @@ func TestAHungFileHoldsUpNoOther(t *testing.T) {
 		require.ErrorContains(t, err, fmt.Sprintf("bytes of hung%d that devices wrote may be lost: its backing filesystem, or a device, has not answered for", i))
 	}
 	require.NotContains(t, err.Error(), "good")
-	require.EqualValues(t, 11, src.home.bytes(0, 1)[0], "what can come home does")
+	require.EqualValues(t, 11, src.home.bytes(0, 1)[0], "everything else comes home")
 	for _, answer := range answers {
 		answer()
 	}
@@ -117,8 +117,8 @@ func TestAHungFileHoldsUpNoOther(t *testing.T) {
 	}
 }
 
-// TestNoFlushWaitsBehindHungFiles: so many files hang that nothing else of their filesystem begins. A flush says so,
-// and leaves nothing behind however often it is asked for.
+// TestNoFlushWaitsBehindHungFiles: so many files hang that no other work on their filesystem can begin. A flush says
+// so, and leaves nothing behind however often it is called.
 func TestNoFlushWaitsBehindHungFiles(t *testing.T) {
 	const files = laneMost + 2
 	m := newMachine(t, 1, memory(files*emulated.Granularity), stuckAfter(10*time.Millisecond))
@@ -145,24 +145,24 @@ func TestNoFlushWaitsBehindHungFiles(t *testing.T) {
 	}
 }
 
-// TestReadersWhoTakeTurnsAreNotStuck: concurrent writes of a file hold its lock without a break, and each for a moment.
+// TestReadersWhoTakeTurnsAreNotStuck: concurrent writes of a file hold its lock without a gap, but each only briefly.
 func TestReadersWhoTakeTurnsAreNotStuck(t *testing.T) {
 	var l fileLock
 	l.RLock()
 	l.since.Store(1)
 	before := l.now()
-	require.GreaterOrEqual(t, l.heldFor(), time.Duration(before-1), "one that does not end")
+	require.GreaterOrEqual(t, l.heldFor(), time.Duration(before-1), "one hold that does not end")
 	func() {
 		l.RLock()
 		defer l.RUnlock()
 	}()
 	held := l.heldFor()
-	require.LessOrEqual(t, held, time.Duration(l.now()-before), "since the other one ended")
+	require.LessOrEqual(t, held, time.Duration(l.now()-before), "counted from the end of the other hold")
 	l.RUnlock()
 	require.Zero(t, l.heldFor())
 }
 
-// TestNoEvictionWaitsForAHungFile: the oldest extent is of a file that hangs. Another one makes room.
+// TestNoEvictionWaitsForAHungFile: the oldest extent belongs to a file that hangs. Another extent makes room.
 func TestNoEvictionWaitsForAHungFile(t *testing.T) {
 	m := newMachine(t, 1, memory(2*emulated.Granularity), stuckAfter(10*time.Millisecond))
 	hung, answer := m.hungFile("hung")
@@ -176,14 +176,14 @@ func TestNoEvictionWaitsForAHungFile(t *testing.T) {
 		m.run(m.file(page.Size), 0, 0, page.Size, false).unmap()
 	}
 	f := hung.attached
-	require.False(t, f.Detached(), "it waits still, and keeps what it has")
+	require.False(t, f.Detached(), "it still waits, and keeps its extent")
 	answer()
 	require.NoError(t, f.Sync(context.Background(), nil))
 	require.EqualValues(t, 7, hung.home.bytes(0, 1)[0])
 }
 
-// TestEvictionsWaitOnceForAHungFilesystem: the oldest extents are of files of a filesystem that hangs, as one of its
-// files tells. Nobody waits until each of them counts as stuck.
+// TestEvictionsWaitOnceForAHungFilesystem: the oldest extents belong to files of a filesystem that hangs, as one stuck
+// file shows. Evictions do not wait until each of the files counts as stuck.
 func TestEvictionsWaitOnceForAHungFilesystem(t *testing.T) {
 	const files = 3
 	m := newMachine(t, 1, memory((files+2)*emulated.Granularity), stuckAfter(patient))
@@ -208,8 +208,8 @@ func TestEvictionsWaitOnceForAHungFilesystem(t *testing.T) {
 	lock.since.Store(0)
 }
 
-// TestASlowFileMakesRoom: one file of a backing filesystem is stuck, and no file but a slow one can make room. That is
-// waited for, longer than where others could.
+// TestASlowFileMakesRoom: one file of a backing filesystem is stuck, and only a slow file of it can make room. The
+// eviction waits for the slow file, longer than if others could make room.
 func TestASlowFileMakesRoom(t *testing.T) {
 	const short = 200 * time.Millisecond
 	m := newMachine(t, 1, memory(2*emulated.Granularity), stuckAfter(impatience*short))
@@ -237,8 +237,8 @@ func TestASlowFileMakesRoom(t *testing.T) {
 	require.EqualValues(t, 7, slow.home.bytes(0, 1)[0])
 }
 
-// TestNoFlushWaitsBehindReleases: the kernel does not drop the pages of several files' releases. The other files are
-// flushed meanwhile, and so is whatever else those files have.
+// TestNoFlushWaitsBehindReleases: the kernel does not drop the pages of several files' releases. Meanwhile other files
+// are flushed, and so are the other pages of these files.
 func TestNoFlushWaitsBehindReleases(t *testing.T) {
 	m := newMachine(t, 1)
 	drop := make(chan struct{})
@@ -279,7 +279,7 @@ func TestNoFlushWaitsBehindReleases(t *testing.T) {
 	require.Empty(t, m.cache.Waiting())
 }
 
-// TestForgetWaitsForNoDevice: a device does not answer. Who forgets a file holds locks that others need.
+// TestForgetWaitsForNoDevice: a device does not answer. The caller of Forget holds locks that others need.
 func TestForgetWaitsForNoDevice(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.file(page.Size)
@@ -287,7 +287,7 @@ func TestForgetWaitsForNoDevice(t *testing.T) {
 	gate := m.devices[0].Hold(faulty.Free)
 	m.cache.Forget(src.id)
 	require.True(t, src.attached.Detached())
-	require.Nil(t, m.cache.Lookup(src.id), "nobody gets what was of a file that is gone")
+	require.Nil(t, m.cache.Lookup(src.id), "a removed file is no longer found")
 	src.home.mu.Lock()
 	require.Zero(t, src.home.open, "its space is free at once")
 	src.home.mu.Unlock()
@@ -297,8 +297,8 @@ func TestForgetWaitsForNoDevice(t *testing.T) {
 	require.Zero(t, m.devices[0].Used())
 }
 
-// TestWhatIsDueIsNotAllThatWaits: while a file's lane is busy, a tick of the background asks for what is due, and then
-// somebody asks for everything.
+// TestWhatIsDueIsNotAllThatWaits: while a file's lane is busy, a tick of the background asks for due pages, and then
+// everything is asked for.
 func TestWhatIsDueIsNotAllThatWaits(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.file(page.Size)
@@ -308,15 +308,14 @@ func TestWhatIsDueIsNotAllThatWaits(t *testing.T) {
 	f, busy := src.attached, make(chan struct{})
 	m.cache.lanes.do(f, choreRefresh, func() { <-busy })
 	m.cache.lanes.do(f, choreDue, func() { f.collectDue(t.Context()) })
-	p.unmap() // the last one: everything is brought home
+	p.unmap() // the last mapping: everything is brought home
 	m.cache.collectUnused(t.Context())
 	close(busy)
 	m.cache.lanes.work.Wait()
 	require.EqualValues(t, 7, src.home.bytes(0, 1)[0])
 }
 
-// slowEviction is a machine of which device 0 has an extent that nobody maps, of a file whose home takes its time to
-// get its bytes.
+// slowEviction makes a machine whose device 0 has an unmapped extent of a file whose home is slow to take its bytes.
 func slowEviction(t *testing.T, size int64) (m *machine, mapped func(device int) <-chan error, answer func()) {
 	m = newMachine(t, 2, memory(size), stuckAfter(time.Hour))
 	slow, answer := m.hungFile("slow")
@@ -339,7 +338,7 @@ func slowEviction(t *testing.T, size int64) (m *machine, mapped func(device int)
 	return m, mapped, answer
 }
 
-// soon is what comes of done before the test loses patience.
+// soon waits for done, but fails the test with late after a while.
 func soon(t *testing.T, done <-chan error, late string) {
 	t.Helper()
 	select {
@@ -350,8 +349,8 @@ func soon(t *testing.T, done <-chan error, late string) {
 	}
 }
 
-// TestNoDeviceWaitsForAnothersEviction: the home of what has to leave one device takes its time. Another device goes
-// on.
+// TestNoDeviceWaitsForAnothersEviction: an extent has to leave one device, and its home is slow. Another device is not
+// delayed.
 func TestNoDeviceWaitsForAnothersEviction(t *testing.T) {
 	m, mapped, answer := slowEviction(t, emulated.Granularity)
 	before := m.devices[0].Calls(faulty.Alloc)
