@@ -2,10 +2,10 @@ package mover
 
 import "github.com/gaiafs/gaiafs/pagecache/mover/schedule"
 
-// Class says what a transfer is for: package schedule has the meaning of each.
+// Class says what a transfer is for. Package schedule describes the classes.
 type Class = schedule.Class
 
-// The classes, the most urgent first.
+// The classes, most urgent first.
 const (
 	Fault     = schedule.Fault
 	CPURead   = schedule.CPURead

@@ -6,40 +6,41 @@ import (
 )
 
 const (
-	// roundBytes is how much is read the same way before the ways are compared again: several times what is under way
-	// at once, so that little of one round's time is another's. The first round of each way has firstBytes: files that
-	// are no larger than some of these rounds are to gain, too.
+	// roundBytes is how much is read one way before the ways are compared again. It is several times what is in flight,
+	// so that rounds hardly overlap. The first round of each way has only firstBytes, so that files of a few such
+	// rounds gain, too.
 	roundBytes = 128 << 20
 	firstBytes = 32 << 20
 	// retryRounds is after how many rounds the slower way is tried again.
 	retryRounds = 32
-	// worthThrough is how much faster it must be through the page cache, which costs a copy and some memory.
+	// worthThrough is how much faster reads through the page cache must be to be preferred: they cost a copy and some
+	// memory.
 	worthThrough = 1.1
 )
 
-// ColdWay learns by which way a disk gives more of what the host's page cache lacks: past it, or through it with its
-// read-ahead. Disks differ in that, and so do the layers below a virtual one. Many large reads at once are counted in
-// rounds. All that begin in a round take the same way.
+// ColdWay learns by which way a disk delivers bytes faster that the host's page cache lacks: past the page cache, or
+// through it with its read-ahead. Disks differ in that, and so do the layers below a virtual disk. Large reads, of
+// which many run at once, are counted in rounds. All reads that begin in a round take the same way.
 type ColdWay struct {
 	mu     sync.Mutex
-	now    *round     // that reads begin in; protected by mu
-	begun  int        // rounds; protected by mu
-	under  int        // reads; protected by mu
-	since  time.Time  // of which the time is counted already; protected by mu
-	speeds [2]float64 // past it and through it, in bytes per second, 0: not known; protected by mu
+	now    *round     // the round that reads begin in; protected by mu
+	begun  int        // rounds so far; protected by mu
+	under  int        // reads in progress; protected by mu
+	since  time.Time  // the time before this is counted already; protected by mu
+	speeds [2]float64 // past and through the page cache, in bytes per second, 0: not known; protected by mu
 }
 
-// round is so many reads. Its fields are protected by ColdWay.mu, but for through and most, which are immutable.
+// round is a number of reads. ColdWay.mu protects its fields, except through and most, which are immutable.
 type round struct {
 	through bool
 	failed  bool
-	most    int64 // of bytes, before the last read
+	most    int64 // bytes; the read that reaches this is the last to begin
 	bytes   int64
 	under   int
 	took    time.Duration
 }
 
-// begin returns the round of a read of n bytes that begins now. In the end, end is called.
+// begin returns the round of a read of n bytes that begins now. The caller must call end.
 func (c *ColdWay) begin(n int64, now time.Time) *round {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -59,7 +60,7 @@ func (c *ColdWay) begin(n int64, now time.Time) *round {
 	return c.now
 }
 
-// throughLocked chooses the way of a round.
+// throughLocked chooses the way of a new round.
 func (c *ColdWay) throughLocked() bool {
 	past, through := c.speeds[0], c.speeds[1]
 	if past == 0 || through == 0 {
@@ -69,7 +70,7 @@ func (c *ColdWay) throughLocked() bool {
 	return better != (c.begun%retryRounds == 0)
 }
 
-// end says that a read of a round ended. The time since another one did is that of its round.
+// end ends a read of a round. The time since the last end of any read is counted for this round.
 func (c *ColdWay) end(r *round, now time.Time, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

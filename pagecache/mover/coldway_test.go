@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// disk is one whose reads take turns and last as long as their way says.
+// disk is a disk whose reads take turns and last as long as their way says.
 type disk struct {
 	way           ColdWay
 	past, through float64 // bytes per second
@@ -37,7 +37,7 @@ func (d *disk) read(pieces int, err error) {
 	}
 }
 
-// TestColdWayIsTheFasterOne: after a round of each, but for a look now and then at how fast the other one is.
+// TestColdWayIsTheFasterOne: after a round of each, ColdWay uses the faster way, and tries the other one now and then.
 func TestColdWayIsTheFasterOne(t *testing.T) {
 	const perRound, first = roundBytes / PieceBytes, firstBytes / PieceBytes
 	for _, x := range []struct {
@@ -50,7 +50,7 @@ func TestColdWayIsTheFasterOne(t *testing.T) {
 		d.read(first, nil)
 		require.Equal(t, [2]int{first, first}, d.took)
 		d.took = [2]int{}
-		for range 62 { // in parts, with pauses that are no time of the disk's
+		for range 62 { // in parts, with pauses that are not the disk's time
 			d.at = d.at.Add(time.Hour)
 			d.read(perRound/2, nil)
 			d.at = d.at.Add(time.Hour)
@@ -61,7 +61,7 @@ func TestColdWayIsTheFasterOne(t *testing.T) {
 		d.took = [2]int{}
 		d.read(1000*perRound, nil)
 		switch {
-		case x.past > worthThrough*x.through: // now it is slower past the page cache by far
+		case x.past > worthThrough*x.through: // now past the page cache is slower by far
 			require.Greater(t, d.took[1], 900*perRound, "%+v", x)
 		case x.through > worthThrough*x.past:
 			require.Greater(t, d.took[0], 900*perRound, "%+v", x)
@@ -69,7 +69,7 @@ func TestColdWayIsTheFasterOne(t *testing.T) {
 	}
 }
 
-// TestFailedReadsSayNothing of a disk's speed.
+// TestFailedReadsSayNothing: failed reads say nothing about a disk's speed.
 func TestFailedReadsSayNothing(t *testing.T) {
 	d := disk{past: 1e9, through: 1e9, at: time.Unix(1, 0)}
 	d.read(10*roundBytes/PieceBytes, errors.New("planned"))

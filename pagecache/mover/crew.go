@@ -1,14 +1,14 @@
 package mover
 
-// Crew is readers that were called before there was something to read. To be woken takes them longer than to read a
-// piece, so they are while it is being found out what to read. BenchmarkHeuristics shows what that gains.
+// Crew is readers that are called before it is known what to read. Waking them takes longer than reading a piece, so
+// they wake up during the planning. BenchmarkHeuristics shows the gain.
 type Crew struct {
 	begun  chan struct{} // closed by begin and Dismiss
 	p      *Fill         // set before begun is closed, nil if nothing is to be read
-	wanted int           // so many of them
+	wanted int           // how many readers shall take part
 }
 
-// CallCrew calls as many readers as a pipeline has at most beside its caller. In the end begin or Dismiss is called.
+// CallCrew calls as many readers as a pipeline has at most, besides its caller. The caller must call begin or Dismiss.
 func CallCrew() *Crew {
 	c := &Crew{begun: make(chan struct{})}
 	for i := range Readers() - 1 {
@@ -22,13 +22,13 @@ func CallCrew() *Crew {
 	return c
 }
 
-// begin has n of the crew take part in p.
+// begin makes n of the crew take part in p.
 func (c *Crew) begin(p *Fill, n int) {
 	c.p, c.wanted = p, n
 	close(c.begun)
 }
 
-// Dismiss sends the readers of a crew away, if there is one and they have not begun.
+// Dismiss sends the readers away, unless they have begun. c may be nil.
 func (c *Crew) Dismiss() {
 	if c != nil && c.p == nil {
 		close(c.begun)

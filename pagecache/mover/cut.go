@@ -7,22 +7,22 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// tenantKey is the key of a context's tenant.
+// tenantKey is the key of the tenant in a context.
 type tenantKey struct{}
 
-// WithTenant returns a context of transfers that are made on a user's behalf.
+// WithTenant returns a context for transfers on a user's behalf.
 func WithTenant(ctx context.Context, user uint32) context.Context {
 	return context.WithValue(ctx, tenantKey{}, user)
 }
 
-// tenantOf returns on whose behalf a transfer is made, 0 where nobody said.
+// tenantOf returns the user on whose behalf a transfer is made, or 0 if none is set.
 func tenantOf(ctx context.Context) uint32 {
 	user, _ := ctx.Value(tenantKey{}).(uint32)
 	return user
 }
 
-// cut cuts a list of what a call moves into calls of at most most bytes, 0 being without end. What does not go into the
-// rest of a call is split; where split is nil it goes into the next, which it fits into.
+// cut cuts the list of a transfer into calls of at most most bytes; 0 means no limit. An element that does not fit into
+// the rest of a call is split. If split is nil, it goes into the next call, which must have room for it.
 func cut[T any](list []T, most int64, size func(*T) int64, split func(x T, at int64) (T, T)) (calls [][]T) {
 	if most == 0 || sizes([][]T{list}, size)[0] <= most {
 		return [][]T{list}

@@ -16,42 +16,41 @@ import (
 // Device moves bytes to, from and within a gpubackend.Device. Its methods may be called from any goroutine.
 type Device struct {
 	dev gpubackend.Device // immutable
-	// Cost is what Reads take.
+	// Cost is the measured cost of Reads.
 	Cost *Place
-	// failed is called with what a call for Reads failed with. Immutable.
+	// failed is called with the error of a call for Reads. Immutable.
 	failed func(err error)
-	// ctx is that of the calls for Reads; stop ends it.
+	// ctx is the context of calls for Reads; stop ends it.
 	ctx  context.Context
 	stop context.CancelFunc
-	// fills counts the Fills that bring bytes to it.
+	// fills counts the Fills that bring bytes to this device.
 	fills atomic.Int32
-	// moved counts what was moved, live shows it to those who watch. live is immutable, and may be nil.
+	// moved counts transfers; live shows them to watchers. live is immutable, and may be nil.
 	moved tally
 	live  *live.Feed
-	// calls counts those that make calls for Reads.
+	// calls counts the goroutines that carry out Reads.
 	calls sync.WaitGroup
 
 	mu    sync.Mutex
 	order schedule.Discipline     // protected by mu
 	last  schedule.ID             // protected by mu
-	waits map[schedule.ID]*waiter // protected by mu; what has not begun
-	// begun has the calls under way, by their first requests. Protected by mu.
+	waits map[schedule.ID]*waiter // protected by mu; requests that have not begun
+	// begun has the calls in progress, by their first requests. Protected by mu.
 	begun map[schedule.ID][]schedule.Request
-	under []*Read // protected by mu; the Reads under way, the oldest first
-	// closed says that no Read begins any more. Protected by mu.
+	under []*Read // protected by mu; the Reads in progress, the oldest first
+	// closed means that no more Reads begin. Protected by mu.
 	closed bool
 }
 
-// waiter is a request that waits: a Read, or a transfer whose caller waits for turn to be closed.
+// waiter is a request that waits: a Read, or a transfer whose caller waits until turn is closed.
 type waiter struct {
 	request schedule.Request
 	read    *Read
 	turn    chan struct{}
 }
 
-// NewDevice returns a Device that moves the bytes of dev in the order that a discipline says. Whoever uses dev
-// otherwise does not use it for moving bytes. failed is called, without any lock, when a call for Reads failed. What is
-// moved is shown to watch, which may be nil.
+// NewDevice returns a Device that moves bytes of dev in the order of a discipline. Other users of dev must not move
+// bytes. failed is called without any lock when a call for Reads has failed. watch gets all transfers, and may be nil.
 func NewDevice(dev gpubackend.Device, order schedule.Discipline, watch *live.Feed, failed func(err error)) *Device {
 	d := &Device{
 		dev: dev, order: order, live: watch, failed: failed, waits: make(map[schedule.ID]*waiter),
@@ -62,8 +61,8 @@ func NewDevice(dev gpubackend.Device, order schedule.Discipline, watch *live.Fee
 	return d
 }
 
-// In copies from the host to the device. Class says what for, also in the methods that follow; ctx may end the wait and
-// the call, and says for which tenant it is (WithTenant).
+// In copies from the host to the device. This and the following methods wait for their turn and for the call. class is
+// the purpose. ctx names the tenant (WithTenant), and can end the wait and the call.
 func (d *Device) In(ctx context.Context, class Class, pieces []gpubackend.Copy) error {
 	calls := cut(pieces, d.piece(), copySize, splitCopy)
 	return d.inTurn(ctx, class, In, sizes(calls, copySize), func(i int) error { return d.dev.CopyIn(ctx, calls[i]) })
@@ -75,14 +74,14 @@ func (d *Device) Out(ctx context.Context, class Class, pieces []gpubackend.Copy)
 	return d.inTurn(ctx, class, Out, sizes(calls, copySize), func(i int) error { return d.dev.CopyOut(ctx, calls[i]) })
 }
 
-// Peer copies from other devices' memory. The order is that of the device that copies; the others are not asked.
+// Peer copies from other devices' memory. The discipline of the copying device applies; the others are not asked.
 func (d *Device) Peer(ctx context.Context, class Class, pieces []gpubackend.PeerCopy) error {
 	calls := cut(pieces, d.piece(), peerSize, splitPeer)
 	return d.inTurn(ctx, class, Peer, sizes(calls,
 		peerSize), func(i int) error { return d.dev.CopyPeer(ctx, calls[i]) })
 }
 
-// Patch brings pages up to date that programs may be storing into.
+// Patch updates pages that programs may be storing into.
 func (d *Device) Patch(ctx context.Context, class Class, patches []gpubackend.Patch) error {
 	calls := cut(patches, d.piece(), patchSize, nil)
 	return d.inTurn(ctx, class, In, sizes(calls, patchSize), func(i int) error { return d.dev.Patch(ctx, calls[i]) })
@@ -93,8 +92,8 @@ func (d *Device) Zero(ctx context.Context, class Class, mem gpubackend.Memory, o
 	return d.inTurn(ctx, class, Within, []int64{n}, func(int) error { return d.dev.Zero(ctx, mem, off, n) })
 }
 
-// inTurn makes calls of the device that move so many bytes each, one after the other, each when its turn has come.
-// While one is made, the next has a place in the row already.
+// inTurn makes calls that move so many bytes each, one after the other, each when its turn has come. The next call
+// queues while one is in progress.
 func (d *Device) inTurn(ctx context.Context, class Class, way Way, sizes []int64, call func(i int) error) error {
 	next := d.ask(ctx, class, sizes[0])
 	for i, n := range sizes {
@@ -119,13 +118,13 @@ func (d *Device) inTurn(ctx context.Context, class Class, way Way, sizes []int64
 	return nil
 }
 
-// asked is an own request, whose turn is closed when it begins.
+// asked is an Own request. turn is closed when it begins.
 type asked struct {
 	schedule.Request
 	turn chan struct{}
 }
 
-// ask has an own request wait for its turn.
+// ask queues an Own request.
 func (d *Device) ask(ctx context.Context, class Class, n int64) asked {
 	d.mu.Lock()
 	turn := make(chan struct{})
@@ -136,10 +135,10 @@ func (d *Device) ask(ctx context.Context, class Class, n int64) asked {
 	return asked{r, turn}
 }
 
-// await waits until it begins. After an error it does not.
+// await waits until r begins. After an error, r does not begin.
 func (d *Device) await(ctx context.Context, r asked) error {
 	select {
-	case <-r.turn: // also where ctx has ended: the call says so itself
+	case <-r.turn: // even if ctx has ended: the call reports that itself
 		return nil
 	default:
 	}
@@ -149,12 +148,12 @@ func (d *Device) await(ctx context.Context, r asked) error {
 	case <-ctx.Done():
 	}
 	if !d.withdraw(r.ID) {
-		return nil // it was its turn
+		return nil // its turn had come
 	}
 	return ctx.Err()
 }
 
-// SetOrder has another discipline decide from now on: on what waits, and on what comes.
+// SetOrder makes another discipline decide from now on, also about requests that wait.
 func (d *Device) SetOrder(order schedule.Discipline) {
 	d.mu.Lock()
 	for _, id := range slices.Sorted(maps.Keys(d.begun)) {
@@ -169,14 +168,14 @@ func (d *Device) SetOrder(order schedule.Discipline) {
 	d.carryOutAll(calls)
 }
 
-// piece is the most bytes of a call, 0 for any.
+// piece returns the largest size of a call in bytes; 0 means no limit.
 func (d *Device) piece() int64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.order.Piece()
 }
 
-// arriveLocked gives a request its number.
+// arriveLocked numbers and queues a request.
 func (d *Device) arriveLocked(r schedule.Request, w *waiter) schedule.Request {
 	d.last++
 	r.ID = d.last
@@ -186,7 +185,7 @@ func (d *Device) arriveLocked(r schedule.Request, w *waiter) schedule.Request {
 	return r
 }
 
-// withdraw takes back a request that waits, and reports whether it did.
+// withdraw takes back a waiting request, and reports whether it could.
 func (d *Device) withdraw(id schedule.ID) bool {
 	d.mu.Lock()
 	done := d.withdrawLocked(id)
@@ -204,13 +203,14 @@ func (d *Device) withdrawLocked(id schedule.ID) bool {
 	return true
 }
 
-// call is what Reads begin together.
+// call is one call of the device, with the Reads that it serves.
 type call struct {
 	requests []schedule.Request
 	reads    []*Read
 }
 
-// nextLocked has begin what may. It returns the calls for Reads, which are to be carried out without mu.
+// nextLocked begins every request that may begin. It returns the calls for Reads; the caller carries them out without
+// mu.
 func (d *Device) nextLocked() (calls []call) {
 	for {
 		requests := d.order.Next()
@@ -245,7 +245,7 @@ func (d *Device) carryOutAll(calls []call) {
 	}
 }
 
-// work carries out calls until none may begin.
+// work carries out c, and then calls that may begin after it, until there are none.
 func (d *Device) work(c call) {
 	defer d.calls.Done()
 	for {
@@ -255,12 +255,12 @@ func (d *Device) work(c call) {
 			return
 		}
 		c = calls[0]
-		d.calls.Done() // one of the two is this goroutine's
+		d.calls.Done() // work counts c already
 		d.carryOutAll(calls[1:])
 	}
 }
 
-// end says that a call has ended.
+// end ends a call.
 func (d *Device) end(requests []schedule.Request) { d.carryOutAll(d.endNext(requests)) }
 
 func (d *Device) endNext(requests []schedule.Request) []call {
@@ -271,7 +271,7 @@ func (d *Device) endNext(requests []schedule.Request) []call {
 	return d.nextLocked()
 }
 
-// Close lets no more Reads begin, and asks those that are under way to stop. The other methods go on.
+// Close prevents new Reads, and asks those in progress to stop. The other methods still work.
 func (d *Device) Close() {
 	d.stop()
 	d.mu.Lock()
@@ -279,5 +279,5 @@ func (d *Device) Close() {
 	d.closed = true
 }
 
-// Wait waits for the Reads under way.
+// Wait waits for the Reads in progress.
 func (d *Device) Wait() { d.calls.Wait() }

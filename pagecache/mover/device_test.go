@@ -21,7 +21,7 @@ import (
 // patient is longer than anything takes.
 const patient = time.Minute
 
-// bench is a Device whose memory has page k full of bytes k.
+// bench is a Device whose memory has bytes k in page k.
 type bench struct {
 	*Device
 	t      *testing.T
@@ -29,7 +29,7 @@ type bench struct {
 	mem    gpubackend.Memory
 	mu     sync.Mutex
 	failed []error // protected by mu
-	freed  []int   // protected by mu; by the first page of a Read
+	freed  []int   // protected by mu; first pages of Reads
 }
 
 func newBench(t *testing.T, order schedule.Discipline) *bench {
@@ -39,7 +39,7 @@ func newBench(t *testing.T, order schedule.Discipline) *bench {
 	b.mem, err = b.dev.Alloc(emulated.Granularity)
 	require.NoError(t, err)
 	b.Device = NewDevice(b.dev, order, nil, func(err error) {
-		b.mu.Lock() // deadlocks where the caller holds a lock that the test holds
+		b.mu.Lock() // deadlocks if the caller holds a lock that the test holds
 		defer b.mu.Unlock()
 		b.failed = append(b.failed, err)
 	})
@@ -64,7 +64,7 @@ func newBench(t *testing.T, order schedule.Discipline) *bench {
 	return b
 }
 
-// read makes a Read of pages, each a part.
+// read makes a Read of pages, each of which is a Part.
 func (b *bench) read(pages ...int) *Read {
 	var parts []Part
 	for _, k := range pages {
@@ -79,14 +79,14 @@ func (b *bench) read(pages ...int) *Read {
 	})
 }
 
-// freedSorted returns what was freed so far.
+// freedSorted returns what was freed so far, sorted.
 func (b *bench) freedSorted() []int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return slices.Sorted(slices.Values(b.freed))
 }
 
-// has checks what a Read came to, and finishes it.
+// has checks the outcome of a Read, and finishes it.
 func (b *bench) has(r *Read, pages ...int) {
 	b.t.Helper()
 	<-r.Done()
@@ -97,8 +97,8 @@ func (b *bench) has(r *Read, pages ...int) {
 	r.Finish()
 }
 
-// TestReadsOfOneCall: while four calls are under way, what comes goes together, what somebody waits for first, also if
-// that was known before it came.
+// TestReadsOfOneCall: while four calls are in progress, arriving Reads are collected for one call. Those that somebody
+// waits for go first, even if that was known before Start.
 func TestReadsOfOneCall(t *testing.T) {
 	b := newBench(t, new(schedule.FCFS))
 	gate := b.dev.Hold(faulty.CopyOut)
@@ -134,8 +134,8 @@ func TestReadsOfOneCall(t *testing.T) {
 	require.Equal(t, []int{0, 1, 2, 3, 10, 11, 12}, b.freedSorted())
 }
 
-// TestGivenUp: nobody waits for longer than he likes. The memory of a Read that has not begun is free at once, that of
-// one under way when its call has ended.
+// TestGivenUp: Wait lasts no longer than its patience. The memory of a Read that has not begun is freed at once; that
+// of a Read in progress is freed when its call has ended.
 func TestGivenUp(t *testing.T) {
 	b := newBench(t, new(schedule.FCFS))
 	gate := b.dev.Hold(faulty.CopyOut)
@@ -151,7 +151,7 @@ func TestGivenUp(t *testing.T) {
 	require.True(t, waits.Start())
 	require.False(t, waits.Wait(0))
 	require.Equal(t, []int{9}, b.freedSorted())
-	require.True(t, first[0].Stuck(), "it waited for the oldest")
+	require.True(t, first[0].Stuck(), "the Read that gave up was waiting for the oldest one")
 	require.False(t, first[1].Wait(0))
 	require.Equal(t, []int{9}, b.freedSorted())
 	gate.Open()
@@ -164,7 +164,7 @@ func TestGivenUp(t *testing.T) {
 	require.False(t, first[0].Stuck())
 }
 
-// TestOwnReads: a Read that its caller carries out has ended when Start returns, whatever else is under way.
+// TestOwnReads: a Read whose caller makes the call has ended when Start returns, whatever else is in progress.
 func TestOwnReads(t *testing.T) {
 	b := newBench(t, new(schedule.FCFS))
 	r := b.read(7)
@@ -173,13 +173,13 @@ func TestOwnReads(t *testing.T) {
 	select {
 	case <-r.Done():
 	default:
-		t.Fatal("it has not ended")
+		t.Fatal("the Read has not ended")
 	}
 	require.True(t, r.Wait(0))
 	b.has(r, 7)
 }
 
-// TestFailedReads: who waits learns why there are no bytes, and so does the owner of the device.
+// TestFailedReads: the waiting caller learns of the error, and so does the owner of the device.
 func TestFailedReads(t *testing.T) {
 	b := newBench(t, new(schedule.FCFS))
 	for _, op := range []faulty.Op{faulty.CopyOut, faulty.HostBuffer} {
@@ -196,7 +196,7 @@ func TestFailedReads(t *testing.T) {
 	require.Equal(t, []int{3, 3}, b.freedSorted())
 }
 
-// TestClosed: after Close no Read begins; one under way is asked to stop; the others go on.
+// TestClosed: after Close no Read begins, and one in progress is asked to stop. The other methods still work.
 func TestClosed(t *testing.T) {
 	b := newBench(t, new(schedule.FCFS))
 	gate := b.dev.Hold(faulty.CopyOut)
@@ -217,7 +217,7 @@ func TestClosed(t *testing.T) {
 	require.Equal(t, []int{1, 2, 3}, b.freedSorted())
 }
 
-// oneAtATime is a discipline that lets nothing begin while something is under way.
+// oneAtATime is a discipline that lets nothing begin while something is in progress.
 type oneAtATime struct {
 	waits []schedule.Request
 	busy  bool
@@ -245,8 +245,8 @@ func (o *oneAtATime) End([]schedule.Request)    { o.busy = false }
 func (o *oneAtATime) Resume([]schedule.Request) { o.busy = true }
 func (o *oneAtATime) Piece() int64              { return o.piece }
 
-// TestTurns: a transfer waits for its turn. When its context ends before, no byte has moved and the device was not
-// called; later, the call of the device says what became of it.
+// TestTurns: a transfer waits for its turn. If its context ends before that, no byte has moved and the device was not
+// called. If it ends later, the outcome is that of the device's call.
 func TestTurns(t *testing.T) {
 	b := newBench(t, new(oneAtATime))
 	gate := b.dev.Hold(faulty.Zero)
@@ -255,7 +255,7 @@ func TestTurns(t *testing.T) {
 	go func() { under <- b.Zero(ctx, WriteBack, b.mem, 0, page.Size) }()
 	<-gate.Arrived()
 
-	r := b.read(5) // behind it, before the next
+	r := b.read(5) // after it, before the next
 	require.True(t, r.Start())
 	waiting, stop := context.WithCancel(t.Context())
 	ended := make(chan error)
@@ -279,6 +279,6 @@ func TestTurns(t *testing.T) {
 	require.Zero(t, host[0])
 	err := b.Peer(t.Context(), Acquire,
 		[]gpubackend.PeerCopy{{Mem: b.mem, From: b.mem, FromOff: page.Size, N: page.Size}})
-	require.False(t, errors.Is(err, context.Canceled), "it was called")
+	require.False(t, errors.Is(err, context.Canceled), "the call was made")
 	b.Wait()
 }

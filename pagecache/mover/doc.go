@@ -1,14 +1,15 @@
 // Package mover carries out the transfers between home, the host and the devices.
 //
-// It is told what bytes go from where to where and for what (Class), and knows neither files nor the rules of
-// coherence. Each Device has a schedule.Discipline, which decides when a transfer begins; a Device alone makes the
+// The caller says which bytes go from where to where, and what for (Class). The mover knows neither files nor the rules
+// of coherence. Each Device has a schedule.Discipline, which decides when a transfer begins. Only the Device makes
 // calls of its gpubackend.Device that move bytes.
 //
 // # Transfers
 //
-// There are three ways to ask. In, Out, Peer, Patch and Zero are made by the caller, who waits: the request is Own for
-// the schedule, and the call of the device begins when its turn has come. A Read is a copy for the host that goes into
-// a queue: the Device makes the call, together with others, and whoever waits for it may stop waiting.
+// There are three kinds of transfers. The caller of In, Out, Peer, Patch or Zero makes the device's call itself: it
+// waits, its request is Own for the schedule, and the call begins when its turn has come. A Read is a copy to the host
+// that goes into a queue: the Device makes the call, together with others, and a caller may stop waiting for it. A Fill
+// brings pieces of home to a device.
 //
 // The states of an own transfer:
 //
@@ -16,12 +17,12 @@
 //	  │
 //	  └─ctx ends──▶ not begun: the error is that of the context, and no byte has moved
 //
-// Where the discipline asks for pieces, a transfer is made in several calls, each with a turn of its own; the next one
-// is in the row while one is made. The discipline may change meanwhile (SetOrder).
+// If the discipline asks for pieces, a transfer is made in several calls, each with its own turn. The next call queues
+// while one is in progress. The discipline may change meanwhile (SetOrder).
 //
-// From its turn on, it ends when the call of the device does. The context reaches that call, which may stop between
-// pieces: after its error any of the bytes may have moved, or none. The buffers and the memory are the caller's before
-// and after, and the call's in between.
+// After its turn, the transfer ends when the device's call ends. The context reaches that call, which may stop between
+// pieces: after an error, any of the bytes may have moved. The buffers and the memory belong to the call while it runs,
+// and to the caller before and after.
 //
 // The states of a Read:
 //
@@ -31,41 +32,40 @@
 //	  │               └─Wait gives up──▶ never begins
 //	  └─Start, after Close──▶ never begins
 //
-// A Read holds on to its memory (Free) from Start until its call has ended or it is sure that none begins. Its buffer
-// belongs to the Device until Done is closed, then to whoever waited, up to Finish. After it was given up nobody may
-// look at it any more. Start reports false, and Wait does, where the bytes will not come; both have cleaned up then, or
-// will.
+// A Read keeps its memory in use until free is called: when its call has ended, or when it is certain that none begins.
+// Its buffer belongs to the Device until Done is closed, and then to the caller until Finish. After the caller gave up,
+// nobody may look at the buffer. If Start or Wait reports false, the bytes will not come; the Read cleans up by itself.
 //
-// A Fill brings updates from home to a device: workers read pieces into buffers, and whoever finds enough of them read
-// gives them to the device (In, Patch) himself. The caller of Run is one of the workers. The states of a Piece:
+// A Fill brings updates from home to a device. Workers read pieces into buffers. A worker that finds enough of them
+// read gives them to the device itself (In, Patch). The caller of Run is one of the workers. The states of a Piece:
 //
 //	waits ──taken by a worker──▶ read ──▶ ready ──▶ sent ──▶ arrived (Done)
 //	  │                           │                  │
 //	  └─ctx ends, Until, Lacks    └─home fails       └─the device fails
 //	     not begun                   not begun          anything may be in its pages
 //
-// A Target says where the bytes of a piece go: anywhere in the device's memory. Bytes that come together there are
-// moved together on the host, since a copy costs the device the same however little it has.
+// A Target says where in the device's memory the bytes of a piece go. Bytes that are adjacent there are first joined on
+// the host, because every copy costs the device the same, however small.
 //
-// Pieces are taken in order. After an error none is taken, and those that workers have are carried to their end. When
-// Run returns no worker has a piece, and no buffer belongs to the Fill: nothing is under way but Reads.
+// Pieces are taken in order. After an error no more are taken, and workers finish those that they have. When Run
+// returns, no worker has a piece and no buffer belongs to the Fill. Only Reads may still be in progress.
 //
-// Fills of one file share what they read where their Targets are Sharers: pieces are claimed before their reads begin,
-// some at a time, and what was read is handed to each Fill that wants it, which sends it along with its own. Pieces
-// then have the states
+// Fills of one file share what they read if their Targets are Sharers. They claim pieces before they read them, a few
+// at a time. What was read is handed to each Fill that wants it, which sends it along with its own pieces. Pieces then
+// have these states:
 //
 //	waits ──claimed──▶ read ──▶ handed to others, ready ──▶ sent ──▶ arrived
 //	  │         └─home fails, Run ends──▶ others are told, and read it themselves
 //	  └─another Fill has claimed all of it: nothing is left to do
 //
-// No Fill waits for another one's device. It waits for what others have begun to read for it, as for its own reads.
+// No Fill waits for another Fill's device. It waits for reads that others have begun for it, as for its own reads.
 //
-// A Fill of much has Relays besides the own link: other devices that are idle, over whose links bytes come into staging
-// memory there, and from there to the device. A relay belongs to one sender from the copy into the staging memory until
-// the copy out of it has ended. What it does not bring goes over the own link.
+// A large Fill has Relays besides its device's own link: other, idle devices. Bytes go over a relay's link into staging
+// memory there, and from there to the device. One sender has the relay from the copy into the staging memory until the
+// copy out of it has ended. What a relay fails to bring goes over the own link.
 //
-// Where home can be read past the host's page cache, and the Fill has an end (Until), nobody waits for the disk in Run.
-// The pieces that lack are read beside it (Reads), and a later Fill takes them. The states of such a read:
+// If home can be read past the host's page cache, and the Fill has a deadline (Until), Run does not wait for the disk.
+// Missing pieces are read in the background (Reads), and a later Fill takes them. The states of such a read:
 //
 //	goes on ──▶ arrived ──▶ taken by a Fill, with its buffer
 //	   │  ▲        │
@@ -75,17 +75,17 @@
 //
 // # Locks
 //
-//	Fill.mu       which pieces are taken, read and sent; home is asked under it what the host's page cache has, and a
+//	Fill.mu       which pieces are taken, read and sent. Under it home is asked what the host's page cache has, and a
 //	              Sharer for claims
-//	  inbox.mu    what others read for a Fill; under their Fill.mu, too
-//	Device.mu     what waits and what is under way
-//	  Place.mu    what is known of the speed of a device, or of the disk
+//	  inbox.mu    what others read for a Fill; also taken under their Fill.mu
+//	Device.mu     what waits and what is in progress
+//	  Place.mu    the measured speed of a device or of the disk
 //
-// No lock is held while a device is called, or a function of the caller but Sharer.Claim. The mover takes no lock of
-// its callers; they may hold theirs.
+// No lock is held while a device moves bytes, or while a function of the caller runs, except Sharer.Claim. The mover
+// takes no lock of its callers; callers may hold their own.
 //
 // # What it does not do
 //
-// It does not say which bytes are right: whoever asks for a copy of memory that others store into gets what was there.
-// It retries nothing.
+// It does not know which bytes are right: a copy of memory that others store into gets whatever was there. It retries
+// nothing.
 package mover

@@ -13,51 +13,52 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// Bytes go from home to a device through a pipeline. Workers read pieces from home into buffers that the device copies
-// fastest from, several at once, since one core copies from the host's page cache at a fraction of what a bus takes.
-// Whoever finds enough of it read gives it to the device himself: to wake somebody for that may take longer than the
-// copy. Two do so at a time, so that the bus always has something to carry.
+// Bytes go from home to a device through a pipeline. Several workers read pieces from home at once, into buffers that
+// the device copies fastest from, because one core copies from the host's page cache at a fraction of a bus's speed. A
+// worker that finds enough of it read gives it to the device itself: waking another goroutine may take longer than the
+// copy. Two workers send at a time, so that the bus is always busy.
 const (
 
 	// PieceBytes is the most that is read into one buffer: enough for the bus to be efficient, and small enough for a
-	// few buffers to stay in the processor's cache between the read and the copy. Where there is little to bring,
-	// pieces are smaller, so that every reader has some, but not smaller than LeastPiece.
+	// few buffers to stay in the processor's cache between the read and the copy. If there is little to bring, pieces
+	// are smaller, so that every reader has some, but not below LeastPiece.
 	PieceBytes = 2 << 20
 	LeastPiece = 256 << 10
-	// PieceRuns is the most runs of a piece. Scattered pages are a call each, and are to be spread over the readers.
+	// PieceRuns is the most runs of a piece. Each scattered page is a read call, and they should be spread over the
+	// readers.
 	PieceRuns = 32
-	// callBytes is what one call gives to the device at most, a piece more or less. A call costs tens of microseconds
-	// however little it is about, so nobody begins one for less than mostLeastCall while there is more to read; where
-	// there is little in all, for less than leastCall, since the last call is waited for when all else is done.
+	// callBytes is about the most that one call gives to the device. A call costs tens of microseconds however small it
+	// is. So no call is smaller than mostLeastCall while there is more to read. If there is little in all, the limit
+	// sinks to leastCall, because the last call is waited for when all else is done.
 	callBytes     = 16 << 20
 	mostLeastCall = 4 << 20
 	leastCall     = 1 << 20
-	// fewCalls is about the most calls that are smaller than mostLeastCall.
+	// fewCalls is about the largest number of calls smaller than mostLeastCall.
 	fewCalls   = 6
 	senders    = 2
 	MaxReaders = 12
-	// aheadPieces is how far before the readers a file that is not in the host's page cache is asked for.
+	// aheadPieces is how far ahead of the readers the host is asked for a file that is not in its page cache.
 	aheadPieces = 16
 )
 
-// Readers is the number of goroutines that read from home. Some cores are left to those who copy and to programs.
+// Readers is the number of goroutines that read from home. It leaves some cores to copies and to programs.
 func Readers() int { return min(max(2, runtime.GOMAXPROCS(0)*3/4), MaxReaders) }
 
-// share is how many goroutines read for one of several Fills of a device. With more in all they take turns on the
-// cores, and what they read has left a core's cache before the device copies it.
+// share is how many goroutines read for one of several Fills of a device. More of them in all would take turns on the
+// cores, and what they read would leave a core's cache before the device copies it.
 func (p *Fill) share() int {
 	return min(max(2, 2*Readers()/p.Device.sharers()), Readers()) + p.beside
 }
 
-// sharers is how many Fills bring bytes to the device, one at least.
+// sharers is how many Fills bring bytes to the device, at least one.
 func (d *Device) sharers() int { return max(1, int(d.fills.Load())) }
 
-// Target is where the bytes of a Fill go. Its methods are called from several goroutines at once, with no lock of this
-// package held, while Run has not returned.
+// Target says where the bytes of a Fill go. Its methods are called from several goroutines at once, without locks of
+// this package, until Run returns.
 type Target interface {
-	// Placer returns what one goroutine uses for one piece.
+	// Placer returns a Placer for one goroutine and one piece.
 	Placer() Placer
-	// Sent reports pieces as soon as the device has them. Whoever sends waits for it, so it should be quick.
+	// Sent reports pieces as soon as the device has them. The sender waits for it, so it should be quick.
 	Sent(pieces []*Piece)
 	// Arrived reports pieces that the device has, ascending, while others are being read. Each piece is reported once.
 	Arrived(pieces []*Piece)
@@ -65,36 +66,37 @@ type Target interface {
 
 // Placer knows where pages are in device memory.
 type Placer interface {
-	// AppendCopies appends what brings buf to pages.
+	// AppendCopies appends the copies that bring buf to pages.
 	AppendCopies(list []gpubackend.Copy, pages page.Range, buf []byte) []gpubackend.Copy
-	// AppendPatches appends what brings a step, of which home has these bytes with the digests sums, up to date.
+	// AppendPatches appends the patches that update the pages of s. home is their content, with the digests sums.
 	AppendPatches(list []gpubackend.Patch, s *Step, home []byte, sums []gpubackend.Digest) ([]gpubackend.Patch, error)
 }
 
-// Fill brings pieces of one file from home to one device, on behalf of a caller who waits. The caller sees to it that
-// nobody changes home, the places of the pages or Reads until Run has returned. Set the exported fields before Run.
+// Fill brings pieces of one file from home to one device. A caller waits for it in Run. Until Run has returned, the
+// caller prevents changes to home, to the places of the pages, and to Reads. The exported fields are set before Run.
 type Fill struct {
 	Device *Device
 	Class  Class
 	From   *Source
 	Into   Target
 	Pieces []Piece
-	// Until, if it is not zero, is when no more pieces are begun, but for the first. Then nobody waits for the disk,
-	// either, where home can be read past the host's page cache: pieces are read ahead, and Lacks says so.
+	// Until, if not zero, is when no more pieces begin, except the first. If home can be read past the host's page
+	// cache, Run then does not wait for the disk, either: pieces are read ahead, and Reads.Pause waits for what is
+	// missing.
 	Until time.Time
-	// Reads are those that outlast Run; nil where From is not Direct.
+	// Reads has the reads that outlast Run; nil if From is not Direct.
 	Reads *Reads
-	// Relays are what it may use besides the device's own link. It keeps those that it does not use in it.
+	// Relays has what the Fill may use besides the device's own link. Relays in use are not in it.
 	Relays []*Relay
-	// Cold says that home is not to be looked for in the host's page cache first.
+	// Cold means not to look for home in the host's page cache first.
 	Cold bool
 
 	ctx context.Context
-	// warmth has what isWarm found of each piece; nil where nobody asks.
+	// warmth has isWarm's result for each piece; nil if From is not Direct.
 	warmth []atomic.Int32
 	// hold keeps home open for reads that outlast Run.
 	hold *hold
-	// workers are about as many as read, beside are those for its Relays, and nobody begins a call for less than
+	// workers is about how many goroutines read; beside is how many there are for the Relays. Calls have at least
 	// leastCall bytes while there is more to read. Immutable once run began.
 	workers   int
 	beside    int
@@ -103,28 +105,28 @@ type Fill struct {
 	slots chan struct{} // one for each buffer in use
 	cold  atomic.Bool
 
-	inbox inbox // of what other Fills read for this one
+	inbox inbox // what other Fills read for this one
 
 	mu      sync.Mutex
-	readers int           // protected by mu; workers, the caller's among them, that have not left
-	claimed []*Piece      // protected by mu; the pieces as they are read, where Into is a Sharer
-	next    int           // protected by mu; pieces that workers took
-	advised int           // protected by mu; pieces that were asked for ahead
-	err     error         // protected by mu; the first
-	ready   []*Piece      // protected by mu; read, and nobody is sending them
+	readers int           // protected by mu; workers that have not left, including the caller
+	claimed []*Piece      // protected by mu; the pieces as claimed, if Into is a Sharer
+	next    int           // protected by mu; number of pieces taken by workers
+	advised int           // protected by mu; number of pieces asked for ahead
+	err     error         // protected by mu; the first error
+	ready   []*Piece      // protected by mu; read, but not yet being sent
 	waiting int64         // protected by mu; bytes of ready
-	sending int           // protected by mu; workers that are sending over the own link
+	sending int           // protected by mu; workers sending over the own link
 	speed   float64       // protected by mu; of the last large call over the own link, in bytes per second
-	busy    int           // protected by mu; workers that have a piece, or are sending
-	ended   bool          // protected by mu; nobody begins anything any more
+	busy    int           // protected by mu; workers that have a piece or are sending
+	ended   bool          // protected by mu; nothing more begins
 	idle    chan struct{} // closed when ended is true and busy is 0
-	// lacks waits for the piece for which the pipeline has ended, nil if it has not for one. Protected by mu.
+	// lacks waits for the missing piece at which the pipeline ended; nil if it did not. Protected by mu.
 	lacks func(ctx context.Context)
 }
 
-// Run brings the pieces, or as many as there is time for, and returns when nothing is under way. Readers of a crew may
-// take part, nil if none were called. Done of each piece says whether the device has it; after an error there may be
-// such behind one that it lacks.
+// Run brings the pieces, or as many as there is time for. It returns when nothing is in progress, except Reads. called
+// is a Crew that may take part, or nil. Done of each piece tells whether the device has it. After an error, later
+// pieces may be Done although an earlier one is not.
 func (p *Fill) Run(ctx context.Context, called *Crew) error {
 	p.ctx = ctx
 	p.Device.fills.Add(1)
@@ -156,7 +158,7 @@ func (p *Fill) Run(ctx context.Context, called *Crew) error {
 	return p.err
 }
 
-// alone brings the only piece, without anybody's help.
+// alone brings the only piece, without other workers.
 func (p *Fill) alone() {
 	p.mu.Lock()
 	p.next = 1
@@ -177,9 +179,9 @@ func (p *Fill) alone() {
 	p.arrived([]*Piece{x})
 }
 
-// run brings pieces until all are there, the time is over, or something failed, and returns when nothing is under way.
-// The caller does its part: goroutines take time to be woken. Those that come too late find nothing to do and are not
-// waited for.
+// run brings pieces until all are there, the time is over, or something failed. It returns when no piece is in
+// progress. The caller works, too, because waking goroutines takes time. Goroutines that wake up too late find nothing
+// to do, and run does not wait for them.
 func (p *Fill) run(called *Crew) {
 	n := min(p.share(), len(p.Pieces))
 	largest, total := int64(0), int64(0)
@@ -193,7 +195,7 @@ func (p *Fill) run(called *Crew) {
 	if called == nil {
 		called = CallCrew()
 	}
-	p.beside = len(p.Relays) // whoever sends through one waits for it, and reads nothing meanwhile
+	p.beside = len(p.Relays) // a goroutine that sends through a relay waits for it, and reads nothing meanwhile
 	p.readers = n + p.beside
 	called.begin(p, n-1)
 	for range p.beside {
@@ -209,8 +211,7 @@ func (p *Fill) run(called *Crew) {
 	spinOn(p.idle)
 }
 
-// work reads pieces while there are some to be read, and sends. Workers come and go with the Fill's share, but for the
-// caller, who stays.
+// work reads and sends pieces until there are none. Workers come and go with the Fill's share; the caller stays.
 func (p *Fill) work(stays bool) {
 	for {
 		p.slots <- struct{}{}
@@ -220,7 +221,7 @@ func (p *Fill) work(stays bool) {
 			return
 		}
 		if ahead := i + p.workers; p.From.Direct != nil && ahead < len(p.Pieces) && !p.cold.Load() {
-			p.isWarm(ahead) // not when it is its turn, which is with mu held
+			p.isWarm(ahead) // now, because at its turn mu is held
 		}
 		if err := p.read(i, x); err != nil {
 			p.fail(err)
@@ -231,8 +232,8 @@ func (p *Fill) work(stays bool) {
 	}
 }
 
-// take gives a worker its next piece, which has number i. Pieces are taken in order, so those that were are a prefix.
-// Where there is none, the worker sends what others left.
+// take gives a worker its next piece, which has number i. Pieces are taken in order, so those that were taken are a
+// prefix. If there is none, the worker sends what others left.
 func (p *Fill) take(stays bool) (i int, x *Piece) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -260,7 +261,7 @@ func (p *Fill) take(stays bool) (i int, x *Piece) {
 	return 0, nil
 }
 
-// overLocked reports whether no more pieces are to be taken. Once it is so it stays so.
+// overLocked reports whether no more pieces are to be taken. Once true, it stays true.
 func (p *Fill) overLocked() bool {
 	if p.err == nil {
 		p.err = p.ctx.Err()
@@ -269,29 +270,29 @@ func (p *Fill) overLocked() bool {
 		p.lacks != nil || p.From.Direct != nil && !p.thereLocked(p.next)
 }
 
-// pass is called by a worker with the piece that it has read, or nil, and sends if it is time.
+// pass accepts the piece that a worker has read, or nil, and sends if it is time.
 func (p *Fill) pass(x *Piece) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if x != nil {
 		p.ready, p.waiting = append(p.ready, x), p.waiting+x.bytes
 	}
-	// Without a free buffer nobody reads on until somebody sends.
+	// Without a free buffer, reading stops until somebody sends.
 	if p.waiting >= p.leastCall || len(p.slots) == cap(p.slots) || p.overLocked() {
 		p.sendLocked()
 	}
 	p.restLocked()
 }
 
-// restLocked has a worker be busy no more.
+// restLocked ends a worker's busy state.
 func (p *Fill) restLocked() {
 	if p.busy--; p.busy == 0 && p.ended {
 		close(p.idle)
 	}
 }
 
-// sendLocked sends what was read until nothing is left, unless enough others do so over each link that there is. It
-// lets go of mu meanwhile.
+// sendLocked sends what was read until nothing is left, unless enough others are sending over every link. It releases
+// mu while it sends.
 func (p *Fill) sendLocked() {
 	var through *Relay
 	if p.sending == senders {
@@ -359,7 +360,7 @@ func (p *Fill) fail(err error) {
 	}
 }
 
-// read reads a piece from home and makes its digests and patches. After an error it has no buffer.
+// read reads a piece from home, and makes its digests and patches. After an error the piece has no buffer.
 func (p *Fill) read(i int, x *Piece) (err error) {
 	if p.From.Direct == nil {
 		err = p.readBuffered(i, x)
@@ -376,7 +377,7 @@ func (p *Fill) read(i int, x *Piece) (err error) {
 	return p.prepare(x)
 }
 
-// prepare makes what is given to the device of a piece that was read, and its digests. After an error it has no buffer.
+// prepare makes the digests, copies and patches of a piece that was read. After an error the piece has no buffer.
 func (p *Fill) prepare(x *Piece) error {
 	var hashed, patched int64
 	for k := range x.Steps {
@@ -440,7 +441,7 @@ func (p *Fill) readBuffered(i int, x *Piece) (err error) {
 	return nil
 }
 
-// readStep reads one run, and sees to it that what follows is on its way where home has to be waited for.
+// readStep reads one run. If home has to be waited for, it also asks for the pieces that follow.
 func (p *Fill) readStep(i int, s *Step, buf []byte, w *Ways) error {
 	home, ok := p.From.Home.(HostCached)
 	if !ok {
@@ -469,8 +470,8 @@ func (p *Fill) readStep(i int, s *Step, buf []byte, w *Ways) error {
 	return nil
 }
 
-// askAhead asks for the piece that is being read and for a few that follow. The distance grows with every piece, up to
-// aheadPieces, and outlasts the hold: what was asked for arrives while CPU requests have their turn.
+// askAhead asks the host for the piece being read and a few that follow. The distance grows with every piece, up to
+// aheadPieces. The request outlasts the Fill: the bytes arrive while CPU requests have their turn.
 func (p *Fill) askAhead(i int, home HostCached) {
 	p.mu.Lock()
 	from := max(p.advised, i)
@@ -484,7 +485,7 @@ func (p *Fill) askAhead(i int, home HostCached) {
 	}
 }
 
-// callList is what one call gives to the device. Of scattered pages it is long, and its memory goes round.
+// callList is what one call gives to the device. For scattered pages it is long, so its memory is reused.
 type callList struct {
 	copies  []gpubackend.Copy
 	patches []gpubackend.Patch
@@ -492,7 +493,7 @@ type callList struct {
 
 var callLists = sync.Pool{New: func() any { return new(callList) }}
 
-// done gives the list back, empty.
+// done empties the list and gives it back.
 func (l *callList) done() {
 	clear(l.copies)
 	clear(l.patches)
@@ -500,7 +501,7 @@ func (l *callList) done() {
 	callLists.Put(l)
 }
 
-// send gives pieces that were read to the device, through a relay if it is not nil, and their buffers back.
+// send gives pieces that were read to the device, through a relay if that is not nil. It gives their buffers back.
 func (p *Fill) send(pieces []*Piece, through *Relay) error {
 	defer func() {
 		for _, x := range pieces {
@@ -523,8 +524,8 @@ func (p *Fill) send(pieces []*Piece, through *Relay) error {
 		}
 	}
 	if len(patches) > 0 {
-		// A page that is patched and not said to be would be compared with the older base, and home's bytes be taken
-		// for the device's: a patch that is begun is carried through.
+		// A patched page that is not reported would be compared with the older base, and home's bytes would be taken
+		// for the device's. So a patch that has begun is not cancelled.
 		if err := p.Device.Patch(context.WithoutCancel(p.ctx), p.Class, patches); err != nil {
 			return err
 		}
@@ -541,7 +542,7 @@ func (p *Fill) arrived(pieces []*Piece) {
 	p.Into.Arrived(pieces)
 }
 
-// readWhole fills p from off on. What lies past end of file reads as zero.
+// readWhole fills p from off on. Bytes past the end of the file read as zero.
 func readWhole(home Home, p []byte, off int64) error {
 	n, err := home.ReadAt(p, off)
 	if err != nil {

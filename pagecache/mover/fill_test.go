@@ -21,7 +21,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/mover/schedule"
 )
 
-// bytesHome is a Home in memory, of which reads behind a byte fail.
+// bytesHome is a Home in memory. Reads beyond a given byte fail.
 type bytesHome struct {
 	data  []byte
 	wrong int64 // 0: nothing fails
@@ -36,7 +36,7 @@ func (h *bytesHome) ReadAt(p []byte, off int64) (int, error) {
 	return copy(p, h.data[min(off, int64(len(h.data))):]), nil
 }
 
-// flat is a Target: the file's bytes are at their offsets in one Memory.
+// flat is a Target that has the file's bytes at their offsets in one Memory.
 type flat struct {
 	mem     gpubackend.Memory
 	mu      sync.Mutex
@@ -98,7 +98,7 @@ func (f *filler) fill() *Fill {
 	}
 }
 
-// TestFill brings pieces by several workers, and reports each once.
+// TestFill brings pieces with several workers, and expects each to be reported once.
 func TestFill(t *testing.T) {
 	f := newFiller(t, 64<<20)
 	x := f.fill()
@@ -118,7 +118,7 @@ func TestFill(t *testing.T) {
 	require.EqualValues(t, 64<<20, at.Offset())
 }
 
-// TestFillFails: what was brought before an error is there, and nothing is under way after it.
+// TestFillFails: after an error, earlier pieces are there, and nothing is in progress.
 func TestFillFails(t *testing.T) {
 	f := newFiller(t, 64<<20)
 	f.home.wrong = 32 << 20
@@ -142,8 +142,8 @@ func TestFillFails(t *testing.T) {
 	gate.Open()
 }
 
-// TestJoin: copies that follow each other in device memory become one, whatever lies between their bytes on the host,
-// and every byte still goes where it went.
+// TestJoin: copies that are adjacent in device memory become one, whatever lies between their bytes on the host. Every
+// byte still goes to its place.
 func TestJoin(t *testing.T) {
 	f := newFiller(t, 2<<20)
 	for seed := range uint64(200) {
@@ -154,7 +154,7 @@ func TestJoin(t *testing.T) {
 		}
 		var copies []gpubackend.Copy
 		off := int64(0)
-		for range 1 + rnd.IntN(60) { // some in order, some not, some of bytes that others have too
+		for range 1 + rnd.IntN(60) { // some in order, some not, and some with overlapping bytes
 			from := rnd.IntN(len(buf))
 			if n := len(copies); n > 0 && rnd.IntN(4) > 0 {
 				from = min(cap(buf)-cap(copies[n-1].Host)+len(copies[n-1].Host)+rnd.IntN(100), len(buf)-1)
@@ -182,12 +182,12 @@ func TestJoin(t *testing.T) {
 	require.Len(t, join(rows, buf), 1)
 }
 
-// BenchmarkHeuristics fills from home with and without each heuristic, in turns, and gives the time with it as a part
-// of that without: below 1 it gains.
+// BenchmarkHeuristics alternates fills from home with and without each heuristic. It reports the time with it as a
+// fraction of the time without: below 1, the heuristic helps.
 func BenchmarkHeuristics(b *testing.B) {
 	for _, size := range []int64{1 << 20, 8 << 20, 64 << 20} {
 		f := newFiller(b, size)
-		look := func() { // what to read is being found out
+		look := func() { // stands for the planning of what to read
 			for begin := time.Now(); time.Since(begin) < 50*time.Microsecond; {
 			}
 		}
@@ -224,11 +224,11 @@ func BenchmarkHeuristics(b *testing.B) {
 	}
 }
 
-// gatedHome is a Home whose reads wait until they are let through.
+// gatedHome is a Home whose reads wait for permission.
 type gatedHome struct {
 	bytesHome
-	waiting chan struct{} // told of each read
-	through chan struct{} // lets one read go on; closed, all
+	waiting chan struct{} // gets an element for each read
+	through chan struct{} // each element lets one read go on; closing it lets all go on
 }
 
 func (h *gatedHome) ReadAt(p []byte, off int64) (int, error) {
@@ -237,7 +237,7 @@ func (h *gatedHome) ReadAt(p []byte, off int64) (int, error) {
 	return h.bytesHome.ReadAt(p, off)
 }
 
-// TestFillsShareReaders: several Fills of a device read with fewer goroutines each, and the last one with all again.
+// TestFillsShareReaders: several Fills of a device read with fewer goroutines each, and the last one uses all again.
 func TestFillsShareReaders(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(16))
 	const size, fills = 256 << 20, 4
@@ -264,7 +264,7 @@ func TestFillsShareReaders(t *testing.T) {
 		go func() { ended[i] <- x.Run(t.Context(), nil) }()
 		expect(i, share)
 	}
-	for range all { // each of those who read for the first is let through once
+	for range all { // let each reader of the first Fill through once
 		homes[0].through <- struct{}{}
 	}
 	expect(0, 2*all/fills)

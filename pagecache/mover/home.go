@@ -9,57 +9,56 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// What the host's page cache lacks comes from the disk past it, for GPUs read more than it holds, and what programs on
-// the CPU use would have to go. What it has is copied from there, also where a few of its pages lie between others:
-// they, and not the disk, are what everybody else sees.
+// What the host's page cache lacks is read from the disk past it: GPUs read more than it holds, and would evict what
+// programs on the CPU use. What it has is copied from there, even a few pages among others: everybody else sees these
+// pages, not the disk.
 const (
 	// DirectReads is how many pieces are read from the disk at once.
 	DirectReads = 16
-	// MixedRun is the smallest run that is looked at in halves where the host's page cache has some of it.
+	// MixedRun is the smallest run that is split into halves if the host's page cache has some of it.
 	MixedRun = 64 << 10
 )
 
 // Home is a backing file as buffered I/O sees it. Its methods, and those of the interfaces below, may be called from
 // any goroutine.
 type Home interface {
-	// ReadAt reads up to len(p) bytes at off. It returns fewer only at end of file, with a nil error.
+	// ReadAt reads up to len(p) bytes at off. It returns fewer only at the end of the file, with a nil error.
 	ReadAt(p []byte, off int64) (int, error)
 }
 
-// HostCached is a Home that says what the host's page cache has of it.
+// HostCached is a Home that knows what the host's page cache has of it.
 type HostCached interface {
 	Home
-	// ReadCached is ReadAt of what can be read without waiting for a disk. It returns fewer bytes where that is not
-	// all.
+	// ReadCached is ReadAt without waiting for a disk. It returns fewer bytes if not all of them are cached.
 	ReadCached(p []byte, off int64) (int, error)
-	// WillNeed has the host begin to read n bytes at off. It is a hint, and does not wait for them.
+	// WillNeed asks the host to start reading n bytes at off. It is a hint, and does not wait for them.
 	WillNeed(off, n int64)
 }
 
-// DirectReader is a HostCached that can be read past the host's page cache. Its methods, ReadAt and ReadCached may be
-// called while others change the file. Offsets, lengths, and the addresses of buffers are multiples of page.Size.
+// DirectReader is a HostCached that can be read past the host's page cache. Its methods may be called while others
+// change the file. Offsets, lengths, and the addresses of buffers are multiples of page.Size.
 type DirectReader interface {
 	HostCached
-	// Cached returns how many of the n bytes at off the host's page cache has, or is about to have: whole pages.
+	// Cached returns how many of the n bytes at off the host's page cache has, or will soon have, in whole pages.
 	Cached(off, n int64) (int64, error)
-	// ReadDirect is ReadAt of pages that the host's page cache does not have, and leaves it as it is. Anything may be
-	// in p behind what was read.
+	// ReadDirect is ReadAt for pages that the host's page cache does not have. It does not add them. The bytes of p
+	// after those that it read are undefined.
 	ReadDirect(p []byte, off int64) (int, error)
-	// Drop has the host's page cache give up the n bytes at off, as far as nobody changed them or maps them. It is a
+	// Drop asks the host's page cache to give up the n bytes at off, except those that are changed or mapped. It is a
 	// hint.
 	Drop(off, n int64)
 }
 
-// NoDirect is the error of a DirectReader that will never do what was asked for.
+// NoDirect is the error of a DirectReader that can never be read past the page cache.
 type NoDirect struct {
-	// Reason is for people, and the same for all files with one and the same obstacle.
+	// Reason is for people. Files with the same obstacle have the same reason.
 	Reason string
 }
 
 func (e *NoDirect) Error() string { return "no reads past the host's page cache: " + e.Reason }
 
-// Ways counts the pages of home by the way that they came: from the host's page cache, from the disk past it, and from
-// the disk through it.
+// Ways counts pages of home by the way they came: from the host's page cache, from the disk past it, or from the disk
+// through it.
 type Ways struct{ Cached, Direct, Buffered int64 }
 
 // Add adds o.
@@ -67,21 +66,21 @@ func (w *Ways) Add(o Ways) {
 	w.Cached, w.Direct, w.Buffered = w.Cached+o.Cached, w.Direct+o.Direct, w.Buffered+o.Buffered
 }
 
-// Source is a Home as one Fill reads it.
+// Source is a Home, as one Fill reads it.
 type Source struct {
 	Home Home
-	// Direct is Home where it may be read past the host's page cache, or nil. The rest is for that.
+	// Direct is Home if it may be read past the host's page cache, or nil. The other fields are for that.
 	Direct DirectReader
-	// Cold chooses the way of large reads past the page cache or through it; nil for past it.
+	// Cold chooses the way of large reads, past the page cache or through it; nil means past it.
 	Cold *ColdWay
-	// Size is that of the file. What lies behind reads as zero.
+	// Size is the size of the file. Bytes after it read as zero.
 	Size int64
 	// Hold keeps Home open until giveBack is called. Both are called without any lock.
 	Hold func() (giveBack func())
-	// Refused is called without any lock when Home said that it will never be read so.
+	// Refused is called without any lock when Home says that it can never be read past the page cache.
 	Refused func(reason string)
 
-	never atomic.Pointer[string] // why Home refused for good; nil once that was reported
+	never atomic.Pointer[string] // why Home refused for good; nil after that was reported
 }
 
 // hold keeps a Source open for several reads.
@@ -103,7 +102,7 @@ func (h *hold) drop() {
 	}
 }
 
-// refused goes on after an error: where that is for good the file is not read so any more.
+// refused handles an error of Direct. If it is for good, it notes the reason for report.
 func (d *Source) refused(err error) {
 	var never *NoDirect
 	if errors.As(err, &never) {
@@ -111,8 +110,8 @@ func (d *Source) refused(err error) {
 	}
 }
 
-// ask has Direct be nil where Home says of a page that it will never be read past the host's page cache. Otherwise each
-// piece would be read apart, as if it came from a disk.
+// ask sets Direct to nil if Home can never be read past the host's page cache. Otherwise each piece would be read
+// separately, as if from a disk.
 func (d *Source) ask(of page.Index) {
 	if _, err := d.Direct.Cached(of.Offset(), page.Size); err == nil {
 		return
@@ -122,15 +121,15 @@ func (d *Source) ask(of page.Index) {
 	}
 }
 
-// report tells what refused noted.
+// report calls Refused if refused noted a reason.
 func (d *Source) report() {
 	if reason := d.never.Swap(nil); reason != nil {
 		d.Refused(*reason)
 	}
 }
 
-// read reads pages, of which those past end of file are zeros. Where the host's page cache has none of them, through
-// says which way they come.
+// read reads pages; those past the end of the file are zeros. If the host's page cache has none of them, through
+// chooses the way.
 func (d *Source) read(p []byte, off int64, through bool) (w Ways, err error) {
 	all := int64(len(p)) >> page.Shift
 	if most := page.Count(d.Size).Offset() - off; int64(len(p)) > most {
@@ -139,7 +138,7 @@ func (d *Source) read(p []byte, off int64, through bool) (w Ways, err error) {
 		p = p[:most]
 	}
 	err = d.readParts(p, off, through, &w)
-	w.Cached += all - w.Cached - w.Direct - w.Buffered // what lies past end of file costs nothing
+	w.Cached += all - w.Cached - w.Direct - w.Buffered // pages past the end of the file cost nothing
 	return w, err
 }
 
@@ -154,7 +153,7 @@ func (d *Source) readParts(p []byte, off int64, through bool, w *Ways) error {
 		d.refused(err)
 	case cached == 0 && through:
 		d.Direct.WillNeed(off, n)   // all of it at once
-		defer d.Direct.Drop(off, n) // the page cache does not keep what it did not have
+		defer d.Direct.Drop(off, n) // so that the page cache does not keep what it did not have
 	case cached == 0:
 		got, err := d.Direct.ReadDirect(p, off)
 		if err == nil {
@@ -181,7 +180,7 @@ func (d *Source) readParts(p []byte, off int64, through bool, w *Ways) error {
 	return d.readBuffered(p, off, w)
 }
 
-// readBuffered reads pages as everybody does.
+// readBuffered reads pages through the host's page cache.
 func (d *Source) readBuffered(p []byte, off int64, w *Ways) error {
 	if len(p) == 0 {
 		return nil
@@ -195,8 +194,8 @@ func (d *Source) readBuffered(p []byte, off int64, w *Ways) error {
 	return nil
 }
 
-// warm reports whether the host's page cache seems to have all of a piece, of which it looks at three pages: looking at
-// all of them takes some percent of the time that copying them does.
+// warm reports whether the host's page cache seems to have all of a piece. It checks three pages: checking all would
+// take some percent of the time that copying them does.
 func (d *Source) warm(x *Piece) bool {
 	n := len(x.Steps)
 	first, last := x.Steps[0].Pages, x.Steps[n-1].Pages
@@ -218,7 +217,7 @@ func (d *Source) warm(x *Piece) bool {
 	return true
 }
 
-// readRun reads pages that lie side by side, by the way that the disk's round takes if they are many.
+// readRun reads adjacent pages. If they are many, they go the way of the disk's current round.
 func (d *Source) readRun(p []byte, off int64) (w Ways, err error) {
 	if d.Cold == nil || len(p) < LeastPiece {
 		return d.read(p, off, false)
@@ -229,7 +228,7 @@ func (d *Source) readRun(p []byte, off int64) (w Ways, err error) {
 	return w, err
 }
 
-// readSteps reads the steps of a piece into buf, up to so many at once.
+// readSteps reads the steps of a piece into buf, up to atOnce at a time.
 func (d *Source) readSteps(steps []page.Range, buf []byte, atOnce int) (w Ways, err error) {
 	if len(steps) == 1 {
 		return d.readRun(buf, steps[0].Offset())

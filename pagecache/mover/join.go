@@ -7,11 +7,11 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 )
 
-// fewCopies are too few for it to matter that each is a call of the device.
+// fewCopies is how many copies are too few to be worth joining.
 const fewCopies = 8
 
-// pack joins the copies of a piece that was read. Where they are few of its bytes they get a buffer of their own, so
-// that the large one is read into again at once, while the processor's cache has it.
+// pack joins the copies of a piece that was read. If they need only a small part of its bytes, they move to a smaller
+// buffer. Then the large buffer can be read into again while the processor's cache has it.
 func (p *Fill) pack(x *Piece) {
 	total := 0
 	for _, c := range x.copies {
@@ -28,18 +28,19 @@ func (p *Fill) pack(x *Piece) {
 	x.copies = join(x.copies, x.buf)
 }
 
-// join makes copies of parts of buf that follow each other in device memory one, where there are many: rows of a
-// segment, between which the file has other bytes. It moves the bytes together in buf. The order of the copies changes.
+// join merges copies of parts of buf that are adjacent in device memory, if there are many: for example rows of a
+// segment, which have other bytes of the file between them. It moves the bytes together in buf. The order of the copies
+// changes.
 func join(copies []gpubackend.Copy, buf []byte) []gpubackend.Copy {
 	if len(copies) <= fewCopies {
 		return copies
 	}
 	at := func(c gpubackend.Copy) int { return cap(buf) - cap(c.Host) }
 	slices.SortFunc(copies, func(a, b gpubackend.Copy) int { return cmp.Compare(at(a), at(b)) })
-	n, end := 0, 0 // end is that of the bytes that some copy needs
+	n, end := 0, 0 // end of the bytes that copies so far need
 	for i, c := range copies {
 		from := at(c)
-		alone := i+1 == len(copies) || at(copies[i+1]) >= from+len(c.Host) // nobody else needs bytes of c
+		alone := i+1 == len(copies) || at(copies[i+1]) >= from+len(c.Host) // no other copy needs bytes of c
 		if n > 0 && (alone || from == end) {
 			last := &copies[n-1]
 			if last.Mem == c.Mem && last.Off+int64(len(last.Host)) == c.Off && from >= end &&

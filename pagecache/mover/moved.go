@@ -13,8 +13,8 @@ import (
 type Way uint8
 
 const (
-	// In is from the host to the device, Out from the device to the host, Peer from another device. Within is within
-	// the device: zeros. Through is from the host to another device over this one's link; it counts as In, too.
+	// In is from the host to the device, Out from the device to the host, Peer from another device, Within is zeroing.
+	// Through is from the host to another device over this device's link; it counts as In, too.
 	In Way = iota
 	Out
 	Peer
@@ -24,7 +24,7 @@ const (
 
 var wayNames = [...]string{"in", "out", "peer", "within", "through"}
 
-// Moved is what a Device has moved of one class one way. Transfers that failed do not count.
+// Moved is what a Device has moved of one class in one way. Failed transfers do not count.
 type Moved struct {
 	Class string `json:"class"`
 	Way   string `json:"way"`
@@ -40,7 +40,7 @@ func (t *tally) add(class Class, way Way, n int64) {
 	t[class][way].bytes.Add(n)
 }
 
-// tally counts a transfer that began then, and shows it to those who watch. It takes no lock but of package live.
+// tally counts a transfer, and shows it to watchers. It takes only locks of package live.
 func (d *Device) tally(class Class, way Way, n int64, began time.Time) {
 	d.moved.add(class, way, n)
 	if d.live.On() {
@@ -49,7 +49,7 @@ func (d *Device) tally(class Class, way Way, n int64, began time.Time) {
 	}
 }
 
-// Moved returns what was moved so far, by class and way, without those that moved nothing. A Read counts as one call.
+// Moved returns what was moved so far, by class and way, without empty entries. A Read counts as one call.
 func (d *Device) Moved() []Moved {
 	all := []Moved{}
 	for _, class := range schedule.Classes() {

@@ -16,7 +16,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/mover/schedule"
 )
 
-// TestCut: however a list is cut, the calls have its bytes, in order, and at most so many each.
+// TestCut: however a list is cut, the calls have its bytes in order, and none exceeds the limit.
 func TestCut(t *testing.T) {
 	for seed := range uint64(100) {
 		rnd := rand.New(rand.NewPCG(seed, 0))
@@ -51,8 +51,8 @@ func TestCut(t *testing.T) {
 	require.Equal(t, []int64{8192, 8192, 4096}, sizes(patches, patchSize))
 }
 
-// TestPieces: with a discipline that asks for pieces, a transfer is made in several calls. One whose piece fails makes
-// no more of them, and leaves no place in the row.
+// TestPieces: if the discipline asks for pieces, a transfer is made in several calls. If one piece fails, the transfer
+// makes no more calls, and leaves nothing in the queue.
 func TestPieces(t *testing.T) {
 	order := &oneAtATime{piece: emulated.Granularity / 4}
 	b := newBench(t, order)

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// InParallel calls do for 0 to n-1 on up to so many goroutines, the caller's among them, and returns when all calls
-// have ended. After the first error no further one begins, and it is returned. Goroutines that come too late for a call
-// are not waited for: to be woken may take them longer than all calls take.
+// InParallel calls do for 0 to n-1 on up to goroutines goroutines, including the caller's, and returns when all calls
+// have ended. After the first error it begins no more calls, and returns that error. It does not wait for goroutines
+// that wake up after all calls have begun, because waking up may take longer than all calls.
 func InParallel(n, goroutines int, do func(i int) error) error {
 	if goroutines = min(n, goroutines, runtime.GOMAXPROCS(0)); goroutines < 2 {
 		for i := range n {
@@ -27,7 +27,7 @@ func InParallel(n, goroutines int, do func(i int) error) error {
 	return c.err
 }
 
-// calls are those of InParallel.
+// calls is the state of an InParallel.
 type calls struct {
 	n     int
 	do    func(i int) error
@@ -36,7 +36,7 @@ type calls struct {
 	mu      sync.Mutex
 	next    int   // protected by mu; n after an error
 	running int   // protected by mu
-	err     error // protected by mu until ended; the first
+	err     error // protected by mu until ended; the first error
 }
 
 func (c *calls) work() {
@@ -58,14 +58,13 @@ func (c *calls) work() {
 	}
 }
 
-// waitSpin is how long spinOn looks again and again, which the last of a few short calls does not outlast.
-// BenchmarkHeuristics shows what it gains.
-var waitSpin = 100 * time.Microsecond // changed by a benchmark only
+// waitSpin is how long spinOn polls; the last of a few short calls takes less. BenchmarkHeuristics shows the gain.
+var waitSpin = 100 * time.Microsecond // only a benchmark changes it
 
-// spinLooks is how often spinOn looks before it lets others have the processor: for less than a microsecond.
+// spinLooks is how often spinOn polls before it yields the processor: for less than a microsecond.
 const spinLooks = 100
 
-// spinOn returns when c is closed. At first it does without being woken.
+// spinOn returns when c is closed. At first it polls, which saves the time to be woken.
 func spinOn(c <-chan struct{}) {
 	for start := time.Now(); time.Since(start) < waitSpin; runtime.Gosched() {
 		for range spinLooks {

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestInParallel makes calls that end in any order, of which some fail.
+// TestInParallel makes calls that end in any order; some fail.
 func TestInParallel(t *testing.T) {
 	for _, goroutines := range []int{1, 2, 16} {
 		for _, n := range []int{0, 1, 2, 1000} {

@@ -5,54 +5,54 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// Update is pages that are to be brought from home.
+// Update is pages to be brought from home.
 type Update struct {
 	Pages page.Range
-	// Patch says that programs store into them, so that what home changed is patched in.
+	// Patch means that programs store into them, so home's changes are patched in.
 	Patch bool
 }
 
-// Run is pages into which programs may, or may not, be storing.
+// Run is pages that programs may be storing into, or not.
 type Run struct {
 	Pages   page.Range
 	Storing bool
 }
 
-// Step is a part of an update.
+// Step is part of an update.
 type Step struct {
 	Pages page.Range
-	// Update is the number of the update.
+	// Update is the index of the update.
 	Update int
 	Patch  bool
-	// Storing says that programs may be storing into the pages.
+	// Storing means that programs may be storing into the pages.
 	Storing bool
 }
 
-// Hashed reports whether the host takes the digests, from the very bytes that are copied. Where no program can be
-// storing the device takes them later, from its copy.
+// Hashed reports whether the host computes the digests, from the very bytes that are copied. If no program can be
+// storing into the pages, the device computes them later from its copy.
 func (s *Step) Hashed() bool { return s.Storing || s.Patch }
 
 // Piece is what is read into one buffer.
 type Piece struct {
 	Steps []Step
-	// Sums has the digests of the steps that are Hashed, one after the other.
+	// Sums has the digests of the Hashed steps, one after the other.
 	Sums []gpubackend.Digest
 	Ways Ways
-	// Done says that the device has the bytes.
+	// Done means that the device has the bytes.
 	Done bool
-	// bytes are what is read; what is sent, once they are packed.
+	// bytes is how many are read; after pack, how many are sent.
 	bytes int64
 
-	// buf holds the steps' bytes one after the other, between read and send. giveBack takes it.
+	// buf holds the steps' bytes one after the other, from read until send, which calls giveBack.
 	buf      []byte
 	giveBack func()
-	// copies brings the steps that are not patched up to date, patches the others. They are made along with the read,
-	// by those who read at once, and the digests while the bytes are in the processor's cache.
+	// copies bring the steps that are not patched, patches the others. Readers make them in parallel, right after the
+	// read, and the digests while the bytes are in the processor's cache.
 	copies  []gpubackend.Copy
 	patches []gpubackend.Patch
-	// held says that home is read by Run itself, for it changed when it was read ahead.
+	// held means that Run reads home itself, because home changed under a read ahead.
 	held bool
-	// shares are what others get of it; given says that it is such a share.
+	// shares are the parts that other Fills get; given means that this piece is such a part.
 	shares []Share
 	given  bool
 }
@@ -60,10 +60,10 @@ type Piece struct {
 // Bytes returns how many bytes the piece has.
 func (x *Piece) Bytes() int64 { return x.bytes }
 
-// first is the first page.
+// first returns the first page.
 func (x *Piece) first() page.Index { return x.Steps[0].Pages.Start }
 
-// pieceFor returns the most bytes of a piece of updates.
+// pieceFor returns the largest size of a piece for these updates, in bytes.
 func pieceFor(n int, at func(i int) Update) int64 {
 	total := int64(0)
 	for i := range n {
@@ -72,11 +72,11 @@ func pieceFor(n int, at func(i int) Update) int64 {
 	return min(max(total/int64(2*Readers()), LeastPiece), PieceBytes) &^ (page.Size - 1)
 }
 
-// Pieces cuts n updates into pieces, by what programs may be storing into. What lies in one of spans is a piece of its
-// own. All are ascending.
+// Pieces cuts n updates into pieces, split at the boundaries of storing. The part in each of spans is a separate piece.
+// All lists are ascending.
 func Pieces(n int, at func(i int) Update, storing []Run, spans []page.Range) (pieces []Piece) {
 	c := cutter{most: pieceFor(n, at), storing: storing, spans: spans}
-	// The pieces share one array of steps, of which each has its part in the end.
+	// The pieces share one array of steps; seal gives each its part.
 	c.steps = make([]Step, 0, n+len(storing)+len(spans))
 	c.pieces = make([]Piece, 0, n/PieceRuns+len(storing)+2*len(spans)+2)
 	for i := range n {
@@ -86,14 +86,14 @@ func Pieces(n int, at func(i int) Update, storing []Run, spans []page.Range) (pi
 	return c.pieces
 }
 
-// cutter is the work of Pieces.
+// cutter is the state of Pieces.
 type cutter struct {
 	most    int64
 	storing []Run
 	spans   []page.Range
 	steps   []Step
 	pieces  []Piece
-	count   int        // of the last piece
+	count   int        // steps of the last piece
 	within  page.Range // the span of the last piece
 }
 

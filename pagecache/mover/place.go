@@ -7,7 +7,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/cost"
 )
 
-// What is thought of a disk and of a device before anything is measured.
+// Estimates for a disk and a device before anything is measured.
 const (
 	diskLatency     = 100 * time.Microsecond
 	diskBandwidth   = 2e9
@@ -15,49 +15,49 @@ const (
 	deviceBandwidth = 10e9
 )
 
-// Place is the disk or a device, of which it is known how long reads take.
+// Place measures how long reads from a disk or a device take.
 type Place struct {
 	mu     sync.Mutex
 	source *cost.Source // protected by mu
 }
 
-// NewDisk returns the place that home is read from.
+// NewDisk returns the Place of the disk that home is read from.
 func NewDisk() *Place { return NewPlace(diskLatency, diskBandwidth) }
 
-// NewPlace returns a place of which this is thought until something is measured: bandwidth is in bytes per second.
+// NewPlace returns a Place with estimates until something is measured. bandwidth is in bytes per second.
 func NewPlace(latency time.Duration, bandwidth float64) *Place {
 	return &Place{source: cost.NewSource(latency, bandwidth)}
 }
 
-// do calls fn with what is known.
+// do calls fn with the measurements.
 func (p *Place) do(fn func(s *cost.Source)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	fn(p.source)
 }
 
-// Now returns what is known now: a copy, which learns nothing more.
+// Now returns a copy of the current measurements.
 func (p *Place) Now() (s cost.Source) {
 	p.do(func(now *cost.Source) { s = *now })
 	return s
 }
 
-// Due reports whether the caller is to measure p. Then he calls Measured in the end.
+// Due reports whether the caller should measure p. Then it must call Measured at the end.
 func (p *Place) Due() (due bool) {
 	p.do(func(s *cost.Source) { due = s.Due(time.Now()) })
 	return due
 }
 
-// Measured ends what Due began.
+// Measured ends a measurement that Due began.
 func (p *Place) Measured() { p.do(func(s *cost.Source) { s.Measured(time.Now()) }) }
 
-// begin says that a read of n bytes begins, and returns what was under way.
+// begin notes that a read of n bytes begins, and returns what was in progress then.
 func (p *Place) begin(n int64) (ahead cost.Ahead) {
 	p.do(func(s *cost.Source) { ahead = s.Begin(n) })
 	return ahead
 }
 
-// end says that a read ended of which begin returned ahead. apart says that nobody waited for it.
+// end notes the end of a read for which begin returned ahead. apart means that nobody waited for it.
 func (p *Place) end(n int64, ahead cost.Ahead, began, now time.Time, apart bool, err error) {
 	p.do(func(s *cost.Source) {
 		if err != nil {
@@ -68,14 +68,14 @@ func (p *Place) end(n int64, ahead cost.Ahead, began, now time.Time, apart bool,
 	})
 }
 
-// cancel says that a read ended, or never began, without saying anything about the place.
+// cancel notes that a read ended, or never began, without being a measurement.
 func (p *Place) cancel(n int64) { p.do(func(s *cost.Source) { s.Cancel(n) }) }
 
-// givenUp says that a read is not waited for any more, answered that such a read has ended after all.
+// givenUp notes that nobody waits for a read any more, answered that such a read has ended after all.
 func (p *Place) givenUp()  { p.do((*cost.Source).Abandon) }
 func (p *Place) answered() { p.do((*cost.Source).Answer) }
 
-// Measure carries out a read of n bytes and notes how long it took. apart says that nobody waits for it.
+// Measure carries out a read of n bytes and notes how long it took. apart means that nobody waits for it.
 func (p *Place) Measure(n int64, apart bool, read func() error) {
 	ahead := p.begin(n)
 	began := time.Now()
@@ -83,7 +83,7 @@ func (p *Place) Measure(n int64, apart bool, read func() error) {
 	p.end(n, ahead, began, time.Now(), apart, err)
 }
 
-// Note notes a read of n bytes that took so long and has ended.
+// Note notes a read of n bytes that has ended and took so long.
 func (p *Place) Note(n int64, took time.Duration) {
 	now := time.Now()
 	p.end(n, p.begin(n), now.Add(-took), now, false, nil)

@@ -10,19 +10,20 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/mover/schedule"
 )
 
-// Part is bytes of a Read.
+// Part is a range of memory that a Read copies.
 type Part struct {
 	Mem    gpubackend.Memory
 	Off, N int64
 }
 
-// Read is a copy from a device for the host. Its fields are set before Start, but Buf and Err.
+// Read is a copy from a device to the host. Except for buf, err and what Device.mu protects, its fields are set by the
+// end of Start.
 type Read struct {
 	dev   *Device
 	parts []Part // immutable
 	bytes int64  // of parts; immutable
 	free  func() // immutable
-	// urgent says that whoever asked for it waits, own that he copies himself. Immutable once it was started.
+	// urgent means that the caller waits for it, own that the caller makes the call itself. Immutable once started.
 	urgent, own bool
 
 	began time.Time
@@ -36,9 +37,9 @@ type Read struct {
 
 	id    schedule.ID // protected by Device.mu; 0 before Start
 	state readState   // protected by Device.mu
-	// hurried says that somebody waits for it who did not ask for it; protected by Device.mu.
+	// hurried means that somebody waits who did not ask for this Read; protected by Device.mu.
 	hurried bool
-	// protected by Device.mu; somebody waits no longer for it: Cost was told, and will be when it has ended
+	// late means that somebody stopped waiting for it. Cost knows, and learns of the end. Protected by Device.mu.
 	late   bool
 	result *readResult
 }
@@ -50,10 +51,10 @@ const (
 	readWaits
 	readRuns
 	readEnded
-	readGivenUp // while it ran
+	readGivenUp // while in progress
 )
 
-// readResult is the buffer of one call, which several Reads share.
+// readResult is the buffer of one call, shared by several Reads.
 type readResult struct {
 	users    atomic.Int32
 	giveBack func()
@@ -66,7 +67,7 @@ func (r *readResult) done() {
 }
 
 // NewRead returns a Read of parts, one after the other. free is called once, without any lock, when no call of the
-// device uses the memory any more, or will.
+// device uses the memory any more or ever will.
 func (d *Device) NewRead(parts []Part, free func()) *Read {
 	r := &Read{dev: d, parts: parts, free: free, done: make(chan struct{})}
 	for _, p := range parts {
@@ -75,11 +76,11 @@ func (d *Device) NewRead(parts []Part, free func()) *Read {
 	return r
 }
 
-// Urgent says, before Start, that the caller will Wait. own says that he makes the call himself: r has ended then when
-// Start returns.
+// Urgent, before Start, means that the caller will Wait. own means that the caller makes the device's call itself: then
+// r has ended when Start returns.
 func (r *Read) Urgent(own bool) { r.urgent, r.own = true, own }
 
-// Start hands r to its device. It reports false, and r is over, where the Device is closed.
+// Start hands r to its device. If the Device is closed, Start reports false, and r is over.
 func (r *Read) Start() bool {
 	d := r.dev
 	d.mu.Lock()
@@ -112,7 +113,7 @@ func (r *Read) Start() bool {
 	return true
 }
 
-// class says whether somebody waits.
+// class returns the class, which depends on whether somebody waits.
 func (r *Read) class() Class {
 	if r.urgent || r.hurried {
 		return CPURead
@@ -120,10 +121,10 @@ func (r *Read) class() Class {
 	return Prefetch
 }
 
-// Drop is called instead of Start by who made r and does not want it any more.
+// Drop is called instead of Start if r is not wanted any more.
 func (r *Read) Drop() { r.free() }
 
-// carryOut makes one call.
+// carryOut makes one call of the device for several Reads.
 func (d *Device) carryOut(reads []*Read) {
 	total := int64(0)
 	var pieces []gpubackend.Copy
@@ -168,24 +169,24 @@ func (d *Device) carryOut(reads []*Read) {
 	}
 }
 
-// Done is closed when r has ended: Buf has the bytes, unless Err says why not.
+// Done is closed when r has ended: then Buf has the bytes, or Err says why not.
 func (r *Read) Done() <-chan struct{} { return r.done }
 
 // Bytes returns how many bytes r has.
 func (r *Read) Bytes() int64 { return r.bytes }
 
-// Buf returns the bytes, after Done and until Finish.
+// Buf returns the bytes. It is valid after Done, until Finish.
 func (r *Read) Buf() []byte { return r.buf }
 
-// Err returns why there are none, after Done.
+// Err returns the error, after Done.
 func (r *Read) Err() error { return r.err }
 
-// Finish gives the buffer back, after Done or a Wait that returned true.
+// Finish gives the buffer back, after Done or after a Wait that returned true.
 func (r *Read) Finish() { r.result.done() }
 
-// Wait waits for r, which is urgent, but not for longer than patience. If it returns false, r is given up. Otherwise
-// the caller calls Finish. What a caller who slept took to be woken is part of what the copy took; what he did before
-// he waited is not.
+// Wait waits for r, which is Urgent, for at most patience. If it returns false, r is given up; otherwise the caller
+// must call Finish. If the caller had to sleep, the time to wake it counts as part of the copy; time before the call of
+// Wait does not.
 func (r *Read) Wait(patience time.Duration) (done bool) {
 	place := r.dev.Cost
 	select {
@@ -208,7 +209,7 @@ func (r *Read) Wait(patience time.Duration) (done bool) {
 	return done
 }
 
-// giveUp has nobody wait for r any more, unless it has ended, which it reports.
+// giveUp gives r up, unless it has ended. It reports whether r has ended.
 func (r *Read) giveUp() (ended bool) {
 	d := r.dev
 	d.mu.Lock()
@@ -218,7 +219,7 @@ func (r *Read) giveUp() (ended bool) {
 		d.withdrawLocked(r.id)
 		r.endLocked()
 		if len(d.under) > 0 {
-			d.under[0].lateLocked() // r waited for it, if nobody else does
+			d.under[0].lateLocked() // r was waiting for the oldest Read
 		}
 	case readRuns:
 		r.lateLocked()
@@ -234,8 +235,7 @@ func (r *Read) giveUp() (ended bool) {
 	return was == readEnded
 }
 
-// Hurry has r, for which somebody waits now, carried out before those for which nobody does. It may not have been
-// started yet.
+// Hurry makes r, for which somebody waits now, go before Reads that nobody waits for. r may not be started yet.
 func (r *Read) Hurry() {
 	d := r.dev
 	d.mu.Lock()
@@ -251,7 +251,8 @@ func (r *Read) Hurry() {
 	d.carryOutAll(calls)
 }
 
-// Late notes that somebody who did not ask for r himself waits no longer for it. Until it ends, nobody asks its device.
+// Late notes that somebody who waited for another caller's Read has stopped waiting. Until r ends, the device counts as
+// stuck.
 func (r *Read) Late() {
 	r.dev.mu.Lock()
 	defer r.dev.mu.Unlock()
@@ -266,10 +267,10 @@ func (r *Read) lateLocked() {
 	}
 }
 
-// Stuck reports whether somebody gave up a Read of the device that has not ended.
+// Stuck reports whether a Read of the device was given up and has not ended.
 func (r *Read) Stuck() bool { now := r.dev.Cost.Now(); return now.Stuck() }
 
-// endLocked says that r has ended, or will never begin, with Device.mu held.
+// endLocked notes that r has ended, or will never begin. Device.mu is held.
 func (r *Read) endLocked() {
 	r.state = readEnded
 	if r.late {

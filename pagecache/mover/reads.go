@@ -8,20 +8,21 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// Reads are the reads of home that go on for one device beside its Fills, so that nobody waits for the disk while he
-// holds what keeps home from being changed. They begin in a Fill; a change of home spoils those that it overlaps
-// (Spoil), and bytes are taken by a Fill from reads that are not spoiled. So what was read is what home has.
+// Reads has the reads of home that run in the background for one device, so that nobody waits for the disk while
+// holding what keeps home from being changed. They begin in a Fill. A change of home spoils the reads that it overlaps
+// (Spoil), and Fills take only unspoiled reads. So the bytes that they take are what home has.
 //
-// Whoever uses Reads sees to it that neither two methods of it run at once, nor one beside a Fill.
+// The caller makes sure that methods of Reads run neither concurrently with each other nor during a Fill.
 type Reads struct {
-	users int // calls that will take what was read
-	// under has them by their first pages. Workers of one Fill take Fill.mu besides.
+	users int // calls that will take reads
+	// under has the reads by their first pages. Workers of a Fill also hold Fill.mu.
 	under map[page.Index]*homeRead
-	// wait waits for what the last Fill lacked; nil if that was nothing.
+	// wait waits for what the last Fill lacked; nil if it lacked nothing.
 	wait func(ctx context.Context)
 }
 
-// Pause returns what waits until a Fill can go on. It is to be called without what keeps home from being changed.
+// Pause returns a function that waits until a Fill can go on. Call it without holding what keeps home from being
+// changed.
 func (r *Reads) Pause() (wait func(ctx context.Context)) {
 	if wait = r.wait; wait == nil {
 		wait = func(context.Context) {}
@@ -30,21 +31,21 @@ func (r *Reads) Pause() (wait func(ctx context.Context)) {
 	return wait
 }
 
-// Under returns how many reads go on or wait to be taken.
+// Under returns how many reads are in progress or wait to be taken.
 func (r *Reads) Under() int { return len(r.under) }
 
 // homeRead is the read of a piece.
 type homeRead struct {
 	steps []page.Range
-	// buf and giveBack are as those of the piece, err says that there are none. Both are set when done is closed.
+	// buf and giveBack are like those of a piece; err means that there are none. All are set before done is closed.
 	buf      []byte
 	giveBack func()
 	ways     Ways
 	err      error
 	done     chan struct{}
-	// fate is readGoesOn until the read ended or nobody wants it any more.
+	// fate is readGoesOn until the read has ended or nobody wants it any more.
 	fate atomic.Int32
-	// spoiled says that home changed since. Protected as Reads.
+	// spoiled means that home changed after the read began. Protected as Reads.
 	spoiled bool
 }
 
@@ -54,10 +55,10 @@ const (
 	readDropped
 )
 
-// Enter lets reads outlast Fills until Leave is called.
+// Enter lets reads outlast Fills until Leave.
 func (r *Reads) Enter() { r.users++ }
 
-// Leave ends what Enter began.
+// Leave undoes Enter. The last one gives up all reads.
 func (r *Reads) Leave() {
 	if r.users--; r.users > 0 {
 		return
@@ -82,21 +83,21 @@ func (x *homeRead) free() {
 	}
 }
 
-// Spoil says that home changed in rg.
+// Spoil notes that home changed in rg.
 func (r *Reads) Spoil(rg page.Range) {
 	for _, x := range r.under {
 		x.spoiled = x.spoiled || slices.ContainsFunc(x.steps, rg.Overlaps)
 	}
 }
 
-// What is known of a piece in Fill.warmth.
+// The values of Fill.warmth.
 const (
 	warmUnknown = iota
 	warmYes
 	warmNo
 )
 
-// isWarm is Source.warm of piece i, which is asked once. It needs no lock.
+// isWarm is Source.warm for piece i, computed once. It needs no lock.
 func (p *Fill) isWarm(i int) bool {
 	if known := p.warmth[i].Load(); known != warmUnknown {
 		return known == warmYes
@@ -110,8 +111,8 @@ func (p *Fill) isWarm(i int) bool {
 	return warm
 }
 
-// thereLocked reports whether piece i can be brought without waiting for the disk, where nobody should in Run. What
-// cannot is read from now on, and what follows it.
+// thereLocked reports whether piece i can be brought now. Run with a deadline must not wait for the disk: if the piece
+// would make it wait, thereLocked starts to read it and those that follow.
 func (p *Fill) thereLocked(i int) bool {
 	x := &p.Pieces[i]
 	if p.claimed != nil && p.claimed[i] != nil {
@@ -129,13 +130,13 @@ func (p *Fill) thereLocked(i int) bool {
 	}
 	p.cold.Store(true)
 	if r == nil && len(p.Pieces) == 1 && !p.Until.IsZero() {
-		// A little for the only caller (who is counted twice, here and in acquire) takes less time than to come back
-		// for it.
+		// If there is only one caller (which counts twice, here and in acquire), reading a little takes less time than
+		// coming back for it.
 		if x.bytes <= MixedRun && p.Reads.users <= 2 {
 			x.held = true
 			return true
 		}
-		// Who waits may as well read.
+		// The caller, which has to wait anyway, reads it then.
 		run := p.newReadLocked(x)
 		p.lacks = func(context.Context) { run() }
 		return false
@@ -151,7 +152,7 @@ func (p *Fill) thereLocked(i int) bool {
 	return false
 }
 
-// readDirect reads a piece by what the host's page cache has of it.
+// readDirect reads a piece, partly from the host's page cache.
 func (p *Fill) readDirect(x *Piece) (err error) {
 	if x.buf, x.giveBack, err = p.Device.dev.HostBuffer(int(x.bytes)); err != nil {
 		return err
@@ -197,7 +198,7 @@ func (x *Piece) ranges() []page.Range {
 	return ranges
 }
 
-// takeRead returns the read of a piece that goes on already.
+// takeRead takes the background read of a piece, or returns nil.
 func (p *Fill) takeRead(x *Piece) *homeRead {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -207,21 +208,21 @@ func (p *Fill) takeRead(x *Piece) *homeRead {
 	return r
 }
 
-// taken waits for a read and makes its buffer that of the piece.
+// taken waits for a read, and gives its buffer to the piece.
 func (p *Fill) taken(x *Piece, r *homeRead) error {
 	<-r.done
 	if r.err != nil {
 		return r.err
 	}
 	x.buf, x.giveBack, x.Ways = r.buf, r.giveBack, r.ways
-	// What the host's page cache has is copied by the readers themselves.
+	// If the bytes came from the host's page cache, readers copy the next pieces themselves.
 	p.cold.Store(x.Ways.Direct+x.Ways.Buffered > 0)
 	return nil
 }
 
-// Spans returns where reads go on that part needs, and part with all of these: bytes of a read are taken together.
-// Reads that cannot be taken are given up, as are those outside of part that are not usable; spoiled is where home
-// changed under some.
+// Spans returns the spans of reads that part needs, and part extended to include all of them, because a read is only
+// taken as a whole. It gives up reads that are spoiled or overlap others, and reads that reach outside part and are not
+// usable. spoiled lists the spans of spoiled reads.
 func (r *Reads) Spans(part page.Range, usable func(span page.Range) bool) (
 	spans, spoiled []page.Range, wide page.Range,
 ) {
@@ -254,11 +255,10 @@ func (r *Reads) Spans(part page.Range, usable func(span page.Range) bool) (
 	return kept, spoiled, wide
 }
 
-// leastAhead is how many pieces of a Fill are read from the disk at once at least, where several Fills share
-// DirectReads.
+// leastAhead is how many pieces of a Fill are read from the disk at once, at least, if several Fills share DirectReads.
 const leastAhead = 4
 
-// readAheadLocked begins to read piece i and those that follow.
+// readAheadLocked starts to read piece i and those that follow.
 func (p *Fill) readAheadLocked(i int) {
 	reads := p.Reads
 	to := min(i+max(DirectReads/p.Device.sharers(), leastAhead), len(p.Pieces))
@@ -272,7 +272,7 @@ func (p *Fill) readAheadLocked(i int) {
 	p.advised = max(p.advised, to)
 }
 
-// newReadLocked returns what reads a piece; it is to be called, and needs no lock.
+// newReadLocked returns a function that reads a piece. The caller must call it; it needs no lock.
 func (p *Fill) newReadLocked(x *Piece) (run func()) {
 	r := &homeRead{steps: x.ranges(), done: make(chan struct{})}
 	reads := p.Reads
@@ -285,7 +285,7 @@ func (p *Fill) newReadLocked(x *Piece) (run func()) {
 	return func() { r.run(dev, home, bytes, atOnce) }
 }
 
-// wait waits for the end of the read.
+// wait waits for the end of the read, or of ctx.
 func (r *homeRead) wait(ctx context.Context) {
 	select {
 	case <-r.done:
@@ -313,8 +313,8 @@ func (r *homeRead) read(dev *Device, home *Source, bytes int64, atOnce int) {
 	}
 }
 
-// Forget gives up reads of part that no piece will take, before Run. Pieces of what changed under a read are read by
-// Run itself, lest somebody who writes all the time keeps them from being brought.
+// Forget gives up reads of part that no piece will take. It is called before Run. Pieces that changed under a read are
+// read by Run itself; otherwise a program that keeps writing could starve them.
 func (p *Fill) Forget(part page.Range, spoiled []page.Range) {
 	for i := range p.Pieces {
 		x := &p.Pieces[i]

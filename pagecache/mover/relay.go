@@ -8,19 +8,19 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 )
 
-// A Fill of much may use the links of other devices, its neighbours, while they have nothing to do: what its own link
-// has no turn for goes into staging memory of a neighbour, and from there to the device. Own link and relays take calls
-// from the same queue, so each gets as much as it carries. What a relay fails to bring goes over the own link.
+// A large Fill may use the links of other devices, its neighbours, while they are idle. If its own link is busy, a call
+// goes into staging memory of a neighbour, and from there to the device. The own link and the relays take calls from
+// the same queue, so each gets as much as it can carry. What a relay fails to bring goes over the own link.
 
-// Relay is the link of a neighbour, for one Fill.
+// Relay is a neighbour's link, for one Fill.
 type Relay struct {
-	// Device is the neighbour, and Memory RelayBytes of it or more, which the Fill uses until Run has returned.
+	// Device is the neighbour. Memory is at least RelayBytes of its memory, which the Fill uses until Run has returned.
 	Device *Device
 	Memory gpubackend.Memory
-	// Failed is called without any lock with what the neighbour failed with. The relay is not used again.
+	// Failed is called without any lock with the neighbour's error. The relay is not used again.
 	Failed func(err error)
 
-	// speed is in bytes per second, 0 before the first call. Used by whoever has the relay, as is broken.
+	// speed is in bytes per second, 0 before the first call. Only the sender that has the relay uses speed and broken.
 	speed  float64
 	broken bool
 }
@@ -28,10 +28,10 @@ type Relay struct {
 // RelayBytes is the staging memory that a Relay needs.
 const RelayBytes = callBytes + PieceBytes
 
-// slowRelay is how many times as long as the own link a relay may take: what it carries last is waited for.
+// slowRelay is how many times as slow as the own link a relay may be, because its last call is waited for.
 const slowRelay = 3
 
-// takeRelayLocked returns a relay that nobody uses, of a neighbour that is idle, or nil.
+// takeRelayLocked takes an unused relay whose neighbour is idle, or returns nil.
 func (p *Fill) takeRelayLocked() *Relay {
 	for i, r := range p.Relays {
 		slow := r.speed > 0 && p.speed > slowRelay*r.speed
@@ -44,7 +44,7 @@ func (p *Fill) takeRelayLocked() *Relay {
 	return nil
 }
 
-// carry brings copies to a device by way of the neighbour. After an error any of the bytes may be there.
+// carry brings copies to a device through the neighbour. After an error any of the bytes may be there.
 func (r *Relay) carry(ctx context.Context, class Class, to *Device, copies []gpubackend.Copy) error {
 	start := time.Now()
 	in, out := make([]gpubackend.Copy, len(copies)), make([]gpubackend.PeerCopy, len(copies))
@@ -75,7 +75,7 @@ func (r *Relay) fits(copies []gpubackend.Copy) bool {
 	return n <= min(r.Memory.Size(), RelayBytes)
 }
 
-// in brings copies to the device: through a relay, if it is not nil and does not fail, or over the own link.
+// in brings copies to the device: through a relay, if there is one and it does not fail, or over the own link.
 func (p *Fill) in(copies []gpubackend.Copy, through *Relay) error {
 	if through != nil && through.fits(copies) {
 		err := through.carry(p.ctx, p.Class, p.Device, copies)
@@ -88,7 +88,7 @@ func (p *Fill) in(copies []gpubackend.Copy, through *Relay) error {
 	return p.Device.In(p.ctx, p.Class, copies)
 }
 
-// Idle reports whether nothing moves to, from or within the device, or waits, and no Fill brings bytes to it.
+// Idle reports whether the device has no transfers, in progress or waiting, and no Fills.
 func (d *Device) Idle() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -7,11 +7,11 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// Fills of one file that run at once may share what they read. Before a piece is read, its Fill asks the Sharer for
-// what nobody else brings, and who else wants it; what was read goes to all of them, each in the copies that its Placer
-// makes. The Fill that gets a share sends it along with its own pieces. Nobody waits for the device of another Fill:
-// where one does not keep up, it is offered nothing more, and reads the rest itself; where home or the reader fails,
-// too.
+// Concurrent Fills of one file may share what they read. Before it reads a piece, a Fill asks the Sharer which pages
+// nobody else brings, and which other Fills want them. What was read goes to all of them, each in the copies that its
+// Placer makes. The Fill that gets a share sends it along with its own pieces. Nobody waits for another Fill's device:
+// a Fill that does not keep up gets no more offers, and reads the rest itself. So does a Fill if home or the reader
+// fails.
 //
 //	claimed ──read by the worker──▶ handed to each Share ──▶ sent by their Fills
 //	   └─home fails, Run ends──▶ returned
@@ -19,12 +19,12 @@ import (
 // Sharer is a Target whose Fill shares reads with others.
 type Sharer interface {
 	Target
-	// Claim returns, for the pages of each piece, those that nobody brings yet, which the caller reads, and what others
-	// get of them. It is called with the lock of the Fill held, before the reads begin.
+	// Claim returns, for each piece, the pages that nobody brings yet, which the caller must read, and the shares of
+	// others in them. It is called with the Fill's lock held, before the reads begin.
 	Claim(pieces [][]page.Range) []Claim
-	// Return says that what the Fill was offered of pages is not brought.
+	// Return says that pages that were offered to the Fill will not be brought.
 	Return(pages []page.Range)
-	// Close is called when the Fill has begun all its reads: after it nobody offers it anything.
+	// Close is called when the Fill has begun all its reads. After it, nobody offers the Fill anything.
 	Close()
 }
 
@@ -34,35 +34,35 @@ type Claim struct {
 	Shares []Share
 }
 
-// Share is pages of a piece that another Fill gets. Offer made it.
+// Share is the pages of a piece that another Fill gets. Offer makes it.
 type Share struct {
 	Fill  *Fill
 	Pages []page.Range
 }
 
 const (
-	// mostInbox is the bytes of shares up to which a Fill is offered more, and inboxBytes the least that its caller
-	// sends while more is on its way.
+	// mostInbox limits the bytes of shares: above it, a Fill gets no more offers. inboxBytes is the least that the
+	// Fill's caller sends while more shares are coming.
 	mostInbox  = 64 << 20
 	inboxBytes = mostLeastCall
-	// mostClaimed is how many pieces are claimed at once, for claims of all Fills of a file wait for each other;
-	// leastClaims is how many claims each should make at least, so that all of them have something to read.
+	// mostClaimed limits how many pieces are claimed at once, because claims of all Fills of a file wait for each
+	// other. leastClaims is how many claims each Fill should make at least, so that all Fills have something to read.
 	mostClaimed = 8
 	leastClaims = 64
 )
 
-// inbox counts what others read for a Fill. Its bytes are those that the device gets: much less than is read where the
-// Fill wants a few bytes of each page.
+// inbox counts what others read for a Fill. It counts the bytes that the device gets. That is much less than is read if
+// the Fill wants a few bytes of each page.
 type inbox struct {
 	mu      sync.Mutex
-	offered int           // shares that were offered and are not there yet; protected by mu
-	bytes   int64         // of shares that are there and were not sent yet; protected by mu
-	each    int64         // of the last that came: about what others will have. Protected by mu
+	offered int           // shares that were offered and have not come; protected by mu
+	bytes   int64         // of shares that have come and were not sent; protected by mu
+	each    int64         // of the last share, as an estimate of those to come. Protected by mu
 	moved   chan struct{} // has an element when something came; made by the first offer. Protected by mu
 }
 
-// Offer returns a share of pages that another Fill is going to read, unless p has more than it can send. What claim
-// returns is what p gets; where that is nothing, ok is false. The caller sees to it that p has not closed.
+// Offer returns p's share in pages that another Fill is going to read. claim returns the pages that p wants. ok is
+// false if there are none, or if p has more than it can send. The caller makes sure that p has not closed.
 func (p *Fill) Offer(claim func() []page.Range) (s Share, ok bool) {
 	b := &p.inbox
 	b.mu.Lock()
@@ -81,7 +81,7 @@ func (p *Fill) Offer(claim func() []page.Range) (s Share, ok bool) {
 	return s, true
 }
 
-// came says that a share of so many bytes is there, or with 0 that it will not be.
+// came notes that a share of so many bytes has come; 0 means that it will not come.
 func (b *inbox) came(bytes int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -95,15 +95,15 @@ func (b *inbox) came(bytes int64) {
 	}
 }
 
-// took says that so many bytes of shares take no memory any more.
+// took notes that so many bytes of shares were sent.
 func (b *inbox) took(bytes int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.bytes -= bytes
 }
 
-// pieceLocked returns piece i as it is to be read. Where others may bring parts of it, it is claimed by the first call,
-// and has no steps where nothing is left.
+// pieceLocked returns piece i as it is to be read. If other Fills may bring parts of it, the first call claims it; then
+// it has no steps if nothing is left to read.
 func (p *Fill) pieceLocked(i int) *Piece {
 	of, ok := p.Into.(Sharer)
 	if !ok {
@@ -118,7 +118,7 @@ func (p *Fill) pieceLocked(i int) *Piece {
 	return p.claimed[i]
 }
 
-// claimLocked claims piece i, and some of those that follow.
+// claimLocked claims piece i and some that follow.
 func (p *Fill) claimLocked(of Sharer, i int) {
 	var pieces [][]page.Range
 	for n := i + max(min(len(p.Pieces)/leastClaims, mostClaimed), 1); i+len(pieces) < min(n, len(p.Pieces)); {
@@ -131,7 +131,7 @@ func (p *Fill) claimLocked(of Sharer, i int) {
 	}
 }
 
-// setPages has the piece be of these pages, which no program stores into.
+// setPages gives the piece these pages, which no program stores into.
 func (x *Piece) setPages(pages []page.Range) {
 	x.Steps = make([]Step, len(pages))
 	for i, rg := range pages {
@@ -140,7 +140,7 @@ func (x *Piece) setPages(pages []page.Range) {
 	}
 }
 
-// share hands what others get of a piece that was read to their Fills.
+// share hands the other Fills their shares of a piece that was read.
 func (x *Piece) share() {
 	for _, s := range x.shares {
 		if y := s.piece(x); y != nil {
@@ -152,8 +152,8 @@ func (x *Piece) share() {
 	x.shares = nil
 }
 
-// piece returns what a share gets of x, in a buffer of its own: prepare moves bytes about in that of x. It returns nil
-// where there is no such buffer, or it would be much larger, since the same bytes go to many places.
+// piece returns a share of x as a piece with its own buffer, because prepare moves bytes around in x's buffer. It
+// returns nil if there is no such buffer, or if the same bytes go to so many places that it would be much larger.
 func (s *Share) piece(x *Piece) *Piece {
 	var copies []gpubackend.Copy
 	at, of, left := int64(0), s.Fill.Into.Placer(), s.Pages
@@ -183,7 +183,7 @@ func (s *Share) piece(x *Piece) *Piece {
 	return y
 }
 
-// gather moves the bytes of copies into buf, and joins those that follow each other in device memory.
+// gather copies the bytes of copies into buf, and joins copies that are adjacent in device memory.
 func gather(copies []gpubackend.Copy, buf []byte) (joined []gpubackend.Copy) {
 	at := 0
 	for _, c := range copies {
@@ -198,7 +198,7 @@ func gather(copies []gpubackend.Copy, buf []byte) (joined []gpubackend.Copy) {
 	return joined
 }
 
-// hand gives p a share that was read by another Fill. It does not wait for the device.
+// hand gives p a share that another Fill has read. It does not wait for the device.
 func (p *Fill) hand(y *Piece) {
 	p.mu.Lock()
 	p.ready, p.waiting = append(p.ready, y), p.waiting+y.bytes
@@ -206,7 +206,7 @@ func (p *Fill) hand(y *Piece) {
 	p.inbox.came(y.bytes)
 }
 
-// withdraw says that what others were to get of a piece does not come from it.
+// withdraw says that the other Fills do not get their shares of a piece.
 func (x *Piece) withdraw() {
 	for _, s := range x.shares {
 		s.withdraw()
@@ -219,8 +219,7 @@ func (s *Share) withdraw() {
 	s.Fill.inbox.came(0)
 }
 
-// endSharing ends what a Sharer's Fill has to do with others: what they were to get of pieces that were not read goes
-// back, and it waits for what others are reading for it.
+// endSharing withdraws the shares in pieces that were not read, and waits for what others are reading for this Fill.
 func (p *Fill) endSharing() {
 	of, ok := p.Into.(Sharer)
 	if !ok {
@@ -229,7 +228,7 @@ func (p *Fill) endSharing() {
 	p.mu.Lock()
 	claimed := p.claimed
 	p.mu.Unlock()
-	for _, x := range claimed { // after an error some were not read
+	for _, x := range claimed { // after an error, some were not read
 		if x != nil {
 			x.withdraw()
 		}
@@ -240,7 +239,7 @@ func (p *Fill) endSharing() {
 	}
 }
 
-// receive sends what others have read for p, and reports whether more is to come.
+// receive sends what others have read for p, and reports whether more will come.
 func (p *Fill) receive() (more bool) {
 	b := &p.inbox
 	b.mu.Lock()

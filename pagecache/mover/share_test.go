@@ -8,8 +8,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// TestOffers: a Fill is offered as much as its device can be given soon. What is read for it may be far more: pages of
-// which it wants a few bytes.
+// TestOffers: a Fill is offered as much as its device can take soon. What is read for it may be far more: it may want
+// only a few bytes of each page.
 func TestOffers(t *testing.T) {
 	p := new(Fill)
 	offer := func() bool {
@@ -19,7 +19,7 @@ func TestOffers(t *testing.T) {
 	const each = 512 << 10
 	n := 0
 	for range 100 { // readers of several Fills, each with a piece
-		require.True(t, offer(), "nothing is there yet")
+		require.True(t, offer(), "nothing has come yet")
 		n++
 	}
 	for ; n > 0; n-- {
@@ -29,12 +29,12 @@ func TestOffers(t *testing.T) {
 		require.True(t, offer())
 		n++
 	}
-	require.False(t, offer(), "with what is on its way it is enough")
+	require.False(t, offer(), "what has come and what is on its way is enough")
 	p.inbox.came(0)
-	require.True(t, offer(), "one does not come")
+	require.True(t, offer(), "one share does not come")
 	p.inbox.took(each)
-	require.True(t, offer(), "the device has one")
+	require.True(t, offer(), "the device has one share")
 	require.False(t, offer())
 	_, ok := new(Fill).Offer(func() []page.Range { return nil })
-	require.False(t, ok, "it wants none of them")
+	require.False(t, ok, "it wants none of the pages")
 }

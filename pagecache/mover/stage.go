@@ -2,8 +2,8 @@ package mover
 
 import "context"
 
-// Stage has the device make the host memory that large Fills of a few files read into, which takes tens of milliseconds
-// where it is to be page-locked, and keep it for the first ones. It blocks, and ends with ctx.
+// Stage makes the device allocate the host memory that large Fills of a few files read into, and keep it for the first
+// Fills. That takes tens of milliseconds if the memory is page-locked. It blocks, and ends with ctx.
 func (d *Device) Stage(ctx context.Context) error {
 	most := 2 * (Readers()*PieceBytes + senders*callBytes)
 	for n := 0; n < most && ctx.Err() == nil; n += PieceBytes {
@@ -11,7 +11,7 @@ func (d *Device) Stage(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		defer giveBack() // not before the next one is made
+		defer giveBack() // after the loop, so that each buffer is a new one
 	}
 	return ctx.Err()
 }

@@ -15,8 +15,9 @@ func discipline(t *testing.T, name string) Discipline {
 	return d
 }
 
-// TestEachRequestIsServed runs random programs on all disciplines: each request begins once, the device is never idle
-// while something waits, what is in flight is bounded, nobody starves, and what nobody waits for goes last.
+// TestEachRequestIsServed runs random programs on all disciplines: each request begins once, and the device is never
+// idle while something waits. In all but FCFS, the bytes in flight are bounded, no request starves, and requests that
+// nobody waits for go last.
 func TestEachRequestIsServed(t *testing.T) {
 	for _, name := range Names() {
 		for k := range uint64(40) {
@@ -89,7 +90,7 @@ func TestEachRequestIsServed(t *testing.T) {
 					require.Equal(t, ok, d.Withdraw(id), again)
 					delete(waits, id)
 				case 5:
-					// Another discipline takes its place.
+					// Replace the discipline by a new one.
 					d = discipline(t, name)
 					for _, call := range under {
 						d.Resume(call)

@@ -1,36 +1,36 @@
 // Package schedule decides which transfers of a device begin next.
 //
-// It is pure: no clock, no goroutine, no lock, no I/O. What happens is told to a Discipline by calls, and it answers
-// what begins. Package mover carries that out. A simulation does the same with requests of its own and a clock of its
-// own, so a discipline is tested and compared without a device (transcripts under testdata, and a slow obvious twin).
+// It is pure: no clock, no goroutine, no lock, no I/O. Calls tell a Discipline what happens, and it answers what
+// begins. Package mover carries that out. A simulation does the same with requests and a clock of its own, so
+// disciplines are tested and compared without a device (transcripts under testdata, and a slow, obvious twin).
 //
 // # States of a request
 //
 //	            Arrive            Next             End
 //	unknown ──────────▶ waits ──────────▶ begun ──────────▶ unknown
 //	                    │   ▲
-//	           Withdraw │   │ Promote (it waits among those that somebody waits for)
+//	           Withdraw │   │ Promote (from now on somebody waits for it)
 //	                    ▼   │
 //	                  unknown
 //
-// A request begins once and ends once. What has begun cannot be withdrawn, and Promote does nothing to it. Every
-// request that Next returned in one call of Next makes up one call of the device, and ends with it.
+// A request begins once and ends once. After it has begun, it cannot be withdrawn, and Promote has no effect. All
+// requests that one call of Next returns are one call of the device, and end with it.
 //
 // # Disciplines
 //
-// A discipline is one file.
+// Each discipline has its own file.
 //
-// FCFS serves requests that somebody waits for, in the order in which they came, before those for which nobody does.
-// Who makes the call himself begins at once, and transfers are made whole: it costs nothing where the device is not
-// crowded.
+// FCFS serves requests that somebody waits for, in order of arrival, before those that nobody waits for. A caller that
+// makes the call itself begins at once. Transfers are not cut. This costs nothing while the device is not crowded.
 //
-// The others bound the bytes in flight, so that what comes later may begin before what came earlier. They follow
-// Tanasić, chapter 5, where tokens are multiprocessors; here they are bytes in flight. Priority serves the most urgent
-// class. When it is preemptive, transfers come in pieces, so that an urgent one waits for the pieces in flight, and not
-// for whole transfers. Shares gives each tenant a part of the bytes in flight by its weight. A tenant goes into debt,
-// and takes more, where nobody else waits who has tokens left.
+// The others bound the bytes in flight, so that later requests may overtake earlier ones. They follow Tanasić, chapter
+// 5, whose tokens are multiprocessors; here they are bytes in flight. Priority serves the most urgent class. If it is
+// preemptive, transfers come in pieces, so an urgent one waits only for the pieces in flight, not for whole transfers.
+// Shares gives each tenant a part of the bytes in flight by weight. A tenant may go into debt and take more if no other
+// tenant with tokens left waits.
 //
-// No discipline lets a request starve: what mostPassed bytes have passed goes next.
+// Except for FCFS, no discipline lets a request starve: a request that was overtaken by mostPassed bytes is next. FCFS
+// serves requests that nobody waits for only when there are no others.
 //
 // # What it does not do
 //

@@ -3,20 +3,20 @@ package schedule
 import "slices"
 
 const (
-	// MostCalls is the number of calls that FCFS has under way at once, those of requests that are Own aside. A
-	// small one takes as long to make and to end as to carry out.
+	// MostCalls is the number of calls that FCFS has in progress at once, not counting those of Own requests. A small
+	// call takes as long to start and to end as to carry out.
 	MostCalls = 4
-	// CallBytes is the bytes of one call, a request more or less, and of a piece. What comes while calls are under way
-	// goes together.
+	// CallBytes is about the size of a call, and of a piece. Requests that arrive while calls are in progress go
+	// together.
 	CallBytes = 2 << 20
 )
 
-// FCFS is the Discipline that serves first who came first, and those who wait before those who do not. Requests that
-// are Own begin at once: whoever makes the call himself is kept from it by nobody. The zero value has no requests.
+// FCFS is the Discipline that serves requests in order of arrival, and those that somebody waits for first. Own
+// requests begin at once: nothing holds up a caller that makes the call itself. The zero value has no requests.
 type FCFS struct {
 	own            []Request // they begin at once
 	urgent, others []Request
-	calls          int // under way, but for those that are Own
+	calls          int // in progress, except those of Own requests
 }
 
 // Arrive implements Discipline.
@@ -31,7 +31,7 @@ func (f *FCFS) Arrive(r Request) {
 	}
 }
 
-// Promote implements Discipline. The request goes behind those that somebody waits for already.
+// Promote implements Discipline. The request goes behind those that somebody waited for before.
 func (f *FCFS) Promote(id ID) {
 	if i := find(f.others, id); i >= 0 {
 		f.urgent = append(f.urgent, f.others[i])
@@ -62,7 +62,7 @@ func (f *FCFS) Next() (call []Request) {
 	if f.calls == MostCalls {
 		return nil
 	}
-	// Nobody waits for what can wait.
+	// Requests that nobody waits for go last.
 	for _, list := range []*[]Request{&f.urgent, &f.others} {
 		n, size := 0, int64(0)
 		for n < len(*list) && (n == 0 || size+(*list)[n].Size <= CallBytes) {
@@ -77,7 +77,7 @@ func (f *FCFS) Next() (call []Request) {
 	return nil
 }
 
-// take takes the first n requests of a list. What is left moves up, so that the list's memory goes round.
+// take takes the first n requests of a list. The rest move up, so that the list's memory is reused.
 func take(list *[]Request, n int) (call []Request) {
 	call = slices.Clone((*list)[:n])
 	*list = slices.Delete(*list, 0, n)

@@ -21,19 +21,19 @@ var (
 
 var _ Discipline = (*FCFS)(nil)
 
-// simulator carries out the lines of a transcript, each of them an event, and says what begins.
+// simulator runs the lines of a transcript, each of them an event, and reports what begins.
 type simulator struct {
 	Discipline
 	last  ID
-	calls map[ID][]Request // under way, by the first request of each
+	calls map[ID][]Request // in progress, by the first request of each
 }
 
 func newSimulator() *simulator {
 	return &simulator{Discipline: new(FCFS), calls: make(map[ID][]Request)}
 }
 
-// event carries out one line: "arrive CLASS SIZE [own]", "promote ID", "withdraw ID" or "end ID", where the first
-// request of a call names the call. It returns what the event came to.
+// event runs one line: "arrive CLASS SIZE [own]", "promote ID", "withdraw ID" or "end ID", where ID of "end" is the
+// first request of the call. It returns the outcome.
 func (s *simulator) event(line string) string {
 	words := strings.Fields(line)
 	number := func(i int) int64 {
@@ -72,7 +72,7 @@ func (s *simulator) event(line string) string {
 	return said
 }
 
-// TestTranscripts carries out the files below testdata: what an event came to is indented below it.
+// TestTranscripts replays the files below testdata. The outcome of an event is indented below it.
 func TestTranscripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	require.NoError(t, err)
@@ -102,7 +102,7 @@ func TestTranscripts(t *testing.T) {
 	}
 }
 
-// twin says what FCFS says, slowly: it has every request that waits in the order in which the device is to take it.
+// twin is a slow FCFS: it keeps all waiting requests in the order in which the device will take them.
 type twin struct {
 	waits []Request
 	calls int
@@ -110,7 +110,7 @@ type twin struct {
 
 func (w *twin) arrive(r Request) { w.waits = append(w.waits, r) }
 
-// promote puts a request behind everything, as one that somebody waits for: of those, the others came before.
+// promote puts a request behind everything that somebody waits for, all of which came before.
 func (w *twin) promote(id ID) {
 	for i, r := range w.waits {
 		if r.ID == id && !r.Own && r.Class > CPURead {
@@ -205,7 +205,7 @@ func TestTwin(t *testing.T) {
 				under = append(under, call)
 			}
 		}
-		// Everything begins in the end.
+		// In the end, everything begins.
 		for len(under) > 0 {
 			f.End(under[0])
 			under = under[1:]

@@ -2,10 +2,10 @@ package schedule
 
 import "github.com/gaiafs/gaiafs/internal/choices"
 
-// Default is the name of the discipline that is used where nobody asks for another one.
+// Default is the name of the default discipline.
 const Default = "fcfs"
 
-// disciplines are in the order in which people want to see them.
+// disciplines are listed in the order in which people want to see them.
 var disciplines = choices.Table[func(weight func(tenant uint32) float64) Discipline]{
 	{Name: "fcfs", About: "first come, first served, but reads that somebody waits for before others",
 		Of: func(func(uint32) float64) Discipline { return new(FCFS) }},
@@ -19,13 +19,13 @@ var disciplines = choices.Table[func(weight func(tenant uint32) float64) Discipl
 		Of: func(weight func(uint32) float64) Discipline { return &Shares{Weight: weight} }},
 }
 
-// Names returns the names that New knows.
+// Names returns the names of all disciplines.
 func Names() []string { return disciplines.Names() }
 
 // About says in one line what a discipline does.
 func About(name string) string { return disciplines.About(name) }
 
-// New makes a discipline by its name. weight is that of Shares.
+// New makes the discipline of the given name. weight is Shares.Weight.
 func New(name string, weight func(tenant uint32) float64) (Discipline, error) {
 	newOne, err := disciplines.Find(name, "discipline %q for transfers")
 	if err != nil {

@@ -1,11 +1,11 @@
 package schedule
 
-// Priority is the Discipline that serves the most urgent class first, and equals as they came.
+// Priority is the Discipline that serves the most urgent class first, and equals in order of arrival.
 type Priority struct {
-	// Preemptive has transfers come in pieces, so that what is urgent does not wait for whole ones.
+	// Preemptive makes transfers come in pieces, so that urgent requests do not wait for whole transfers.
 	Preemptive bool
-	// Exclusive keeps less urgent requests from beginning while a more urgent one is under way. Otherwise they fill
-	// what room there is.
+	// Exclusive prevents less urgent requests from beginning while a more urgent one is in progress. Otherwise they use
+	// the room that is left.
 	Exclusive bool
 
 	waits line

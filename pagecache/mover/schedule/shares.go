@@ -6,27 +6,26 @@ import (
 	"slices"
 )
 
-// Shares is the Discipline that shares the bytes in flight among tenants (Tanasić, 5.2.4, in its prose: Algorithm 1 as
-// printed compares the tokens of the richest and the poorest, and so serves nobody where there is one client).
+// Shares is the Discipline that shares the bytes in flight among tenants (Tanasić, 5.2.4, following the prose:
+// Algorithm 1 as printed compares the tokens of the richest and the poorest, so it never serves a lone client).
 //
-// A tenant that has requests has tokens: its part of InFlight by weight, less its bytes in flight. Tenants with tokens
-// left go first. One that has none goes into debt where room is left that nobody else claims. Of tenants that are equal
-// in this, the one that was served least for its weight is next; who comes back after a pause does not make up for it.
-// Requests for which nobody waits begin only where none waits that somebody waits for, of any tenant.
+// A tenant with requests has tokens: its part of InFlight by weight, minus its bytes in flight. Tenants with tokens
+// left go first. A tenant without tokens goes into debt if there is room that nobody else claims. Among equals, the
+// tenant that was served least for its weight is next; a tenant that pauses does not catch up later. Requests that
+// nobody waits for begin only if no tenant has a request that somebody waits for.
 type Shares struct {
-	// Weight returns the weight of a tenant, which is positive. nil: all are equal. It is called without a pause, and
-	// asks nobody.
+	// Weight returns the weight of a tenant, which is positive; nil means that all are equal. It must not block.
 	Weight func(tenant uint32) float64
 
-	tenants []*tenant // those that have something, by their numbers
-	// past is how well tenants were served that have nothing now, but for those of whom virtual says enough.
+	tenants []*tenant // those that have requests, by ID
+	// past is the service of tenants without requests, as far as it exceeds virtual.
 	past map[uint32]float64
-	// virtual is how well served the tenant was that was served last, before that.
+	// virtual is the service, before that, of the tenant served last.
 	virtual float64
 	window
 }
 
-// tenant has what waits and what is in flight.
+// tenant is a tenant's waiting requests and its bytes in flight.
 type tenant struct {
 	id     uint32
 	waits  line
@@ -35,12 +34,12 @@ type tenant struct {
 	served float64
 }
 
-// find returns where a tenant is, or would be.
+// find returns the index at which a tenant is, or would be.
 func (s *Shares) find(id uint32) (int, bool) {
 	return slices.BinarySearchFunc(s.tenants, id, func(t *tenant, id uint32) int { return cmp.Compare(t.id, id) })
 }
 
-// of returns a tenant, which is made where it has nothing yet.
+// of returns a tenant. If it has no requests yet, of adds it.
 func (s *Shares) of(id uint32) *tenant {
 	i, ok := s.find(id)
 	if !ok {
@@ -50,7 +49,7 @@ func (s *Shares) of(id uint32) *tenant {
 	return s.tenants[i]
 }
 
-// left forgets a tenant that has nothing any more.
+// left removes a tenant that has no requests any more.
 func (s *Shares) left(id uint32) {
 	i, ok := s.find(id)
 	if !ok || len(s.tenants[i].waits) > 0 || s.tenants[i].flight > 0 {
@@ -127,7 +126,7 @@ func (s *Shares) Next() (call []Request) {
 	return call
 }
 
-// number is 1 for true.
+// number returns 1 for true and 0 for false.
 func number(b bool) float64 {
 	if b {
 		return 1

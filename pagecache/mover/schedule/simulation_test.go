@@ -8,38 +8,38 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A simulated device carries out calls in the order in which they begin: callTime µs for each, and the bytes at
-// linkRate bytes in a µs.
+// A simulated device carries out calls in the order in which they begin. It needs callTime µs per call, and moves
+// linkRate bytes per µs.
 const (
 	linkRate = 51e3
 	callTime = 2
 )
 
-// job is a transfer of a simulated client, which thinks for so many µs before it.
+// job is a transfer of a simulated client, after a pause in µs.
 type job struct {
 	bytes int64
 	class Class
 	think float64
 }
 
-// simClient makes its jobs one after the other, again and again.
+// simClient repeats its jobs in a loop.
 type simClient struct {
 	jobs []job
-	// tenant is its number.
+	// tenant is the client's number.
 	at      int
-	left    int64   // bytes that are not asked for
-	asked   int     // pieces that are asked for and have not ended: two at most, as of a transfer of the mover
-	wakes   float64 // when it begins the next job
+	left    int64   // bytes not yet asked for
+	asked   int     // pieces asked for that have not ended: at most two, as in the mover
+	wakes   float64 // when the next job begins
 	began   float64
-	runs    int     // how often it made all jobs
-	ran     float64 // how long these took
+	runs    int     // how often it completed all jobs
+	ran     float64 // how long these runs took
 	start   float64
-	bytes   int64 // that were moved
+	bytes   int64 // bytes moved
 	jobsRun int
 	jobTime float64
 }
 
-// simulate has clients run until each has run so many times, and returns the time.
+// simulate lets clients run until each has completed so many runs, and returns the time.
 func simulate(d Discipline, clients []*simClient, runs int) float64 {
 	now, free := 0.0, 0.0
 	last := ID(0)
@@ -120,8 +120,8 @@ func simulate(d Discipline, clients []*simClient, runs int) float64 {
 	}
 }
 
-// TestUrgentReadBesideSaturatingClients: a read of 2 MiB beside seven clients that do nothing but acquire 64 MiB takes
-// at most a fifth of the time that it takes with FCFS, and the others keep nine tenths of their throughput.
+// TestUrgentReadBesideSaturatingClients: seven clients keep acquiring 64 MiB. A read of 2 MiB beside them takes at most
+// a fifth of its time with FCFS, and the others keep nine tenths of their throughput.
 func TestUrgentReadBesideSaturatingClients(t *testing.T) {
 	run := func(name string) (turnaround, others float64) {
 		clients := []*simClient{{jobs: []job{{2 << 20, CPURead, 1000}}}}
@@ -143,7 +143,7 @@ func TestUrgentReadBesideSaturatingClients(t *testing.T) {
 	}
 }
 
-// TestPrefetchDelaysNoRead: what a tenant fetches ahead delays another one's read by no more than what is in flight.
+// TestPrefetchDelaysNoRead: one tenant's prefetches delay another tenant's read by no more than what is in flight.
 func TestPrefetchDelaysNoRead(t *testing.T) {
 	for _, name := range []string{"preemptive", "preemptive-exclusive", "shares"} {
 		clients := []*simClient{{jobs: []job{{128 << 10, CPURead, 1000}}}}
@@ -156,8 +156,8 @@ func TestPrefetchDelaysNoRead(t *testing.T) {
 	}
 }
 
-// TestSharesByWeight: saturating tenants get what their weights say, whatever the sizes of their transfers; and one
-// that is alone gets everything.
+// TestSharesByWeight: saturating tenants get shares by weight, whatever the sizes of their transfers. A tenant alone
+// gets everything.
 func TestSharesByWeight(t *testing.T) {
 	weights := []float64{1, 2, 5}
 	d := &Shares{Weight: func(tenant uint32) float64 { return weights[tenant] }}
@@ -174,8 +174,8 @@ func TestSharesByWeight(t *testing.T) {
 	require.InEpsilon(t, 3*64*(1<<20)/linkRate+3*32*callTime, took, 1e-6)
 }
 
-// kernels are those of Tanasić, Table 5.2, by benchmark: how often one is launched, and the µs that it takes. Here each
-// is a transfer that takes as long.
+// kernels are those of Tanasić, Table 5.2, by benchmark: how often one is launched, and its duration in µs. Here each
+// is a transfer of that duration.
 var kernels = map[string][][2]float64{
 	"lbm":     {{100, 2905.81}},
 	"histo":   {{20, 70.24}, {20, 20.87}, {20, 77.88}, {20, 372.58}},
@@ -190,7 +190,7 @@ var kernels = map[string][][2]float64{
 		{7, 1622.93}, {9, 8.81}},
 }
 
-// benchmarks are in the order of the table.
+// benchmarks are in the table's order.
 var benchmarks = []string{"lbm", "histo", "tpacf", "spmv", "mri-q", "sad", "sgemm", "stencil", "cutcp", "mri-gridding"}
 
 // short are the benchmarks of Class 2 that take less than 5 ms alone, long those that take more than 100 ms.
@@ -199,7 +199,7 @@ var (
 	long  = map[string]bool{"lbm": true, "stencil": true, "mri-gridding": true}
 )
 
-// smaller is by how much transfers are smaller than the kernels, so that the simulation takes less time.
+// smaller is the factor by which transfers are shorter than the kernels, to save simulation time.
 const smaller = 8
 
 func benchmark(name string, class Class) *simClient {
@@ -212,12 +212,12 @@ func benchmark(name string, class Class) *simClient {
 	return c
 }
 
-// workload is benchmarks that run at once. The first is urgent where that is asked for.
+// workload is benchmarks that run at once. The first is urgent if the discipline supports it.
 type workload []string
 
-// result is what a discipline came to on a workload, in the terms of Tanasić, 5.3.1.
+// result is the outcome of a discipline on a workload, in the terms of Tanasić, 5.3.1.
 type result struct {
-	ntt             []float64 // turnaround of each, in those that it takes alone
+	ntt             []float64 // turnaround of each, relative to running alone
 	antt, stp, fair float64
 }
 
@@ -247,10 +247,9 @@ func (w workload) run(t *testing.T, name string, urgent bool) (r result) {
 	return r
 }
 
-// TestShapesOfTanasic: chapter 5 finds, for 2 to 8 processes, that priorities help an urgent process the more the more
-// others there are, that preemption helps it far more, and that fair shares cut the average turnaround and gain
-// fairness, the more the more processes there are, and help short processes more than long ones, at the price of some
-// throughput.
+// TestShapesOfTanasic checks the findings of chapter 5 for 2 to 8 processes. Priorities help an urgent process, and
+// more so with more other processes. Preemption helps it far more. Fair shares cut the average turnaround and increase
+// fairness, more so with more processes; they help short processes more than long ones, and cost some throughput.
 func TestShapesOfTanasic(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(5, 2))
 	type shape struct{ npq, ppq, antt, fair, stp, short, long float64 } // geometric means
@@ -258,7 +257,7 @@ func TestShapesOfTanasic(t *testing.T) {
 	for _, n := range []int{2, 4, 6, 8} {
 		var logs shape
 		shorts, longs := 0.0, 0.0
-		for i := range benchmarks { // each is the first one once
+		for i := range benchmarks { // each benchmark is the first one once
 			w := workload{benchmarks[i]}
 			for _, k := range rnd.Perm(len(benchmarks)) {
 				if k != i && len(w) < n {
@@ -295,7 +294,7 @@ func TestShapesOfTanasic(t *testing.T) {
 		require.Greater(t, s.antt, 1.0)
 		require.Greater(t, s.fair, 1.0)
 		require.Greater(t, s.short, s.long)
-		require.InDelta(t, 0.95, s.stp, 0.05, "what pieces cost")
+		require.InDelta(t, 0.95, s.stp, 0.05, "the cost of pieces")
 		if i > 0 {
 			require.Greater(t, s.npq, shapes[i-1].npq)
 			require.Greater(t, s.ppq, shapes[i-1].ppq)

@@ -6,21 +6,21 @@ import (
 )
 
 const (
-	// InFlight is the most bytes in flight of disciplines that bound them, but for one request that is larger: two
-	// pieces, so that the device is never idle between two calls.
+	// InFlight is the most bytes in flight of disciplines that bound them, except for a single larger request. It is
+	// two pieces, so that the device is never idle between two calls.
 	InFlight = 2 * CallBytes
-	// mostPassed is how many bytes may begin before a request that came earlier: 5 ms of a link of 51 GB/s.
+	// mostPassed is how many bytes may overtake a request: 5 ms of a link of 51 GB/s.
 	mostPassed = 256 << 20
 )
 
-// window counts what is in flight, and how long requests were passed by others.
+// window counts what is in flight, and how far requests were overtaken.
 type window struct {
 	flight  int64
-	classes [len(classNames)]int // calls under way, by the class of their first request
-	begun   int64                // bytes that ever began
+	classes [len(classNames)]int // calls in progress, by the class of their first request
+	begun   int64                // bytes that have begun so far
 }
 
-// waiting is a request that waits, with what had begun when it came.
+// waiting is a waiting request, with window.begun at its arrival.
 type waiting struct {
 	Request
 	since int64
@@ -29,7 +29,7 @@ type waiting struct {
 // fits reports whether a request may begin.
 func (w *window) fits(r Request) bool { return w.flight == 0 || w.flight+r.Size <= InFlight }
 
-// starves reports whether enough passed x.
+// starves reports whether x was overtaken by too much.
 func (w *window) starves(x waiting) bool { return w.begun-x.since > mostPassed }
 
 func (w *window) begin(call []Request) {
@@ -47,12 +47,12 @@ func (w *window) end(call []Request) {
 	w.classes[call[0].Class]--
 }
 
-// above reports whether a call of a more urgent class is under way.
+// above reports whether a call of a more urgent class is in progress.
 func (w *window) above(c Class) bool {
 	return slices.ContainsFunc(w.classes[:c], func(n int) bool { return n > 0 })
 }
 
-// line has requests that wait, by class and then as they came.
+// line has waiting requests by class, and then by arrival.
 type line []waiting
 
 func (l *line) add(x waiting) {
@@ -63,7 +63,7 @@ func (l *line) add(x waiting) {
 	*l = slices.Insert(*l, at, x)
 }
 
-// remove takes a request out.
+// remove takes a request out of the line.
 func (l *line) remove(id ID) (waiting, bool) {
 	i := slices.IndexFunc(*l, func(x waiting) bool { return x.ID == id })
 	if i < 0 {
@@ -74,7 +74,7 @@ func (l *line) remove(id ID) (waiting, bool) {
 	return x, true
 }
 
-// promote makes a request one that somebody waits for, behind those of them that came before.
+// promote makes a request one that somebody waits for. It goes in order of arrival among these.
 func (l *line) promote(id ID) {
 	if x, ok := l.remove(id); ok {
 		if x.Class > CPURead && !x.Own {
@@ -84,7 +84,7 @@ func (l *line) promote(id ID) {
 	}
 }
 
-// oldest returns the index of the request that came first.
+// oldest returns the index of the request that arrived first.
 func (l line) oldest() int {
 	first := 0
 	for i := range l {
@@ -95,7 +95,7 @@ func (l line) oldest() int {
 	return first
 }
 
-// take takes the request at i, and those of its class behind it that go together with it in one call.
+// take takes the request at i, and those behind it that can share its call.
 func (l *line) take(i int) (call []Request) {
 	end, size := i, int64(0)
 	for end < len(*l) {
