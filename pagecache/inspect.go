@@ -103,7 +103,7 @@ func (c *Cache) Verify(ctx context.Context, src Source, ordinal int, off, n int6
 		return v, err
 	}
 	if off < 0 || n < 0 || off%page.Size != 0 || n > mostOffset-off {
-		return v, fail(syscall.EINVAL, "%d bytes at %d are no range of pages", n, off)
+		return v, fail(syscall.EINVAL, "%d bytes at %d are not a range of pages", n, off)
 	}
 	f := c.Lookup(src.ID())
 	if f == nil {

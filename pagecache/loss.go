@@ -67,8 +67,8 @@ func (d *device) gone() error {
 	if !d.lost.Load() {
 		return nil
 	}
-	return &failure{syscall.ENODEV, fmt.Sprintf("device %d is lost, and with it what was not in the backing files; "+
-		"'gaiafs status' names what had been released; mount again to use the device", d.info.Ordinal),
+	return &failure{syscall.ENODEV, fmt.Sprintf("device %d is lost, and with it all bytes that were not in the backing files; "+
+		"'gaiafs status' lists the released pages among them; mount again to use the device", d.info.Ordinal),
 		gpubackend.ErrDeviceLost}
 }
 

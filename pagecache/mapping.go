@@ -400,7 +400,7 @@ func (m *Mapping) Release(ctx context.Context, off, n int64) (pages int64, err e
 	defer m.calls.Done()
 	pages, grouped, err := m.release(ctx, rg)
 	if err == nil && grouped > 0 {
-		err = fail(syscall.EBUSY, "%d pages of %s are in an open group on device %d: its release publishes what was stored there", grouped,
+		err = fail(syscall.EBUSY, "%d pages of %s are in an open group on device %d: only the release of the group publishes their stores", grouped,
 			m.f.Name(), m.dev.info.Ordinal)
 	}
 	return pages, err

@@ -25,9 +25,9 @@ const (
 // what it does not use.
 func triesFor(left, pages int) int { return min(left/pages, mostTries) }
 
-// mixed looks for the base of a page that both a device and a program in SOURCE changed. Where the two copies differ,
-// the base usually has the bytes of one of them. The agreed digest tells when the right mixture is found. mixed returns
-// nil if most tries do not find it.
+// mixed looks for the base of a page that a device stored into and that also changed at home. Where the two copies
+// differ, the base usually has the bytes of one of them. The agreed digest tells when the right mixture is found. mixed
+// returns nil if it does not find it within the given number of tries.
 //
 // A place where they differ may be one change or several adjacent ones: a record that the device stored, and the next
 // record, which changed at home. So the search first takes places whole, then single bytes, and then cuts places in

@@ -86,7 +86,7 @@ func TestHomeThatIsChangedBackAndForth(t *testing.T) {
 					src.home.data[100]++
 				}
 			}
-			require.ErrorContains(t, call(src), "again and again")
+			require.ErrorContains(t, call(src), "keeps being changed directly")
 			require.Less(t, reads, 1000)
 			src.home.beforeRead = nil
 			src.home.data[100] = want[100]

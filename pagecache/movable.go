@@ -332,7 +332,7 @@ func (f *File) demoteLocked(ctx context.Context, x *extent) bool {
 }
 
 // copyExtentLocked copies all of x to other memory of the same device, of the given tier, and checks by digests that no
-// bytes changed during the copy. It computes them in the device's own memory if it can, where that costs little. Over
+// bytes changed during the copy. It computes them in the device's own memory if it can, because that costs little. Over
 // the bus it takes as long as the copy.
 func (f *File) copyExtentLocked(ctx context.Context, x *extent, from, to gpubackend.Memory, tier Tier) error {
 	was, is := make([]gpubackend.Digest, x.Size()>>page.Shift), make([]gpubackend.Digest, x.Size()>>page.Shift)
@@ -376,7 +376,7 @@ func (h *holding) Rehouse(ctx context.Context, of *residency.Extent, tier reside
 		return f.copyExtentLocked(ctx, x, from, mem, tier)
 	})
 	if err != nil {
-		f.c.log.Warn("moving an extent", "file", f.Name(), "pages", x.pages().String(), "error", err)
+		f.c.log.Warn("an extent could not be moved", "file", f.Name(), "pages", x.pages().String(), "error", err)
 	}
 	if moved {
 		x.given = nil

@@ -32,12 +32,12 @@ func ParsePinning(text string) (p Pinning, err error) {
 	case text == "none":
 		return Pinning{}, nil
 	case len(text) > mostPinnedText:
-		return p, fail(syscall.EINVAL, "a pin has at most %d letters", mostPinnedText)
+		return p, fail(syscall.EINVAL, "a pin has at most %d characters", mostPinnedText)
 	}
 	for word := range strings.SplitSeq(text, ",") {
 		n, err := strconv.ParseUint(word, 10, 8)
 		if err != nil {
-			return Pinning{}, fail(syscall.EINVAL, "%q is neither all, nor none, nor numbers of devices", text)
+			return Pinning{}, fail(syscall.EINVAL, "%q is not all, none, or a list of device numbers", text)
 		}
 		p.Devices = append(p.Devices, int(n))
 	}

@@ -179,7 +179,7 @@ func (c *Cache) awaitVersion(ctx context.Context, files []*File, least uint64) e
 			writers += f.published.writers
 		}
 		if version < least && had && writers == 0 {
-			return false, fail(syscall.EPIPE, "the program that wrote %s ended before version %d; it has version %d",
+			return false, fail(syscall.EPIPE, "the program that wrote %s ended before version %d; the file has version %d",
 				files[0].Name(), least, version)
 		}
 		had = writers > 0

@@ -35,7 +35,7 @@ func (f *File) relieveLocked(ctx context.Context, pages int64) (room bool) {
 		return false
 	}
 	if err := f.refreshLocked(ctx, page.Range{End: f.lrc.End()}); err != nil && ctx.Err() == nil {
-		f.c.log.Warn("replicas cannot be brought up to date, and base copies take more than the host memory that they should",
+		f.c.log.Warn("replicas cannot be brought up to date, so base copies exceed the limit of host memory",
 			"file", f.Name(), "error", err)
 	}
 	return m.fits(pages * page.Size)
@@ -128,7 +128,7 @@ func (f *File) refreshBases(ctx context.Context) {
 		}
 		f.mu.Unlock()
 		if err != nil && !errors.Is(err, context.Canceled) {
-			f.c.log.Warn("refreshing replicas", "file", f.Name(), "error", err)
+			f.c.log.Warn("replicas could not be refreshed", "file", f.Name(), "error", err)
 		}
 		if !little || err != nil {
 			return

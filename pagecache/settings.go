@@ -58,7 +58,7 @@ func (c *Cache) tend(ctx context.Context, d *device) {
 			return
 		case now := <-tick.C:
 			if err := d.room.Follow(ctx, now); err != nil && ctx.Err() == nil {
-				c.log.Debug("the budget of a device does not follow", "device", d.info.Ordinal, "error", err)
+				c.log.Debug("the live budget of a device was not adjusted", "device", d.info.Ordinal, "error", err)
 			}
 			_ = d.room.Back(ctx, now)
 		}

@@ -91,7 +91,7 @@ func (f *File) rightsTouched() {
 	if !f.detached.Load() {
 		taken, err := f.noteRightsLocked()
 		if err != nil {
-			f.c.log.Warn("reading the backing file's permissions", "file", f.Name(), "error", err)
+			f.c.log.Warn("the backing file's permissions could not be read", "file", f.Name(), "error", err)
 		}
 		if taken {
 			f.dropViews() // mapped views stay with their user; nobody else joins them

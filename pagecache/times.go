@@ -63,7 +63,7 @@ func (f *File) endWritingLocked() {
 	sig, err := f.home.Signature()
 	if h, ok := f.home.(TimedHome); ok && err == nil && !sig.Mtime.Before(t.began) && !sig.Mtime.After(sig.Ctime) {
 		if err := h.SetModified(t.mtime); err != nil {
-			f.c.log.Debug("write-back changes the time of modification", "file", f.Name(), "error", err)
+			f.c.log.Debug("write-back cannot restore the time of modification", "file", f.Name(), "error", err)
 		}
 		sig, err = f.home.Signature()
 	}
@@ -81,6 +81,6 @@ func (f *File) modifiedNowLocked() {
 		return
 	}
 	if err := h.Modified(); err != nil {
-		f.c.log.Warn("a release does not change the time of modification", "file", f.Name(), "error", err)
+		f.c.log.Warn("a release cannot set the time of modification", "file", f.Name(), "error", err)
 	}
 }

@@ -23,7 +23,7 @@ func (f *File) undo(ctx context.Context, h *holding, pages []page.Range) {
 		for part := range cut(rg, bufferPages) {
 			f.mu.Lock()
 			if err := f.undoLocked(ctx, h, part); err != nil {
-				f.c.log.Error("stores of a group that was not released cannot be taken back; the device gives up their pages",
+				f.c.log.Error("stores of an unreleased group cannot be taken back; the device gives up their pages",
 					"file", f.Name(), "pages", part.String(), "device", h.dev.info.Ordinal, "error", err)
 				f.loseStoresLocked(ctx, h, part)
 			}

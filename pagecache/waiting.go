@@ -143,7 +143,7 @@ func (c *Cache) flushDraining(ctx context.Context, d drainingFile) error {
 				return errors.Join(ofFile(d.f, d.err), ofFile(d.f, d.f.notAnswered()))
 			case <-ctx.Done():
 				return errors.Join(ofFile(d.f, d.err), ofFile(d.f,
-					fail(syscall.ETIMEDOUT, "a release of it has not ended")))
+					fail(syscall.ETIMEDOUT, "a release of the file has not ended")))
 			}
 		}
 	}

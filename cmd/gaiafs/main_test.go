@@ -407,8 +407,8 @@ func TestCommandStatusOfALostDevice(t *testing.T) {
 	_, err = g.Release(0, g.Len())
 	require.ErrorIs(t, err, syscall.ENODEV)
 	require.EqualError(t, err,
-		"gaiafs: release: no such device: device 0 is lost, and with it what was not in the backing files; 'gaiafs "+
-			"status' names what had been released; mount again to use the device")
+		"gaiafs: release: no such device: device 0 is lost, and with it all bytes that were not in the backing files; 'gaiafs "+
+			"status' lists the released pages among them; mount again to use the device")
 
 	r := gaiafsCommand(t, "status", m.Dir)
 	require.Equal(t, exitOK, r.code, r.err)

@@ -144,7 +144,7 @@ func TestDeviceLost(t *testing.T) {
 			requireBytes(t, want, got, "on the mount")
 			for _, deed := range []string{"acquire", "release", "sync"} {
 				require.Contains(t, doomed.fails(deed, syscall.ENODEV),
-					"device 0 is lost, and with it what was not in the backing files")
+					"device 0 is lost, and with it all bytes that were not in the backing files")
 			}
 			require.Contains(t, clean.fails("acquire", syscall.ENODEV), "mount again to use the device")
 			require.Contains(t, gone.fails("map", syscall.ENODEV), "device 0 is lost")

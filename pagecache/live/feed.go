@@ -54,7 +54,7 @@ type Filter struct {
 // Check returns an error if the filter is invalid.
 func (f Filter) Check() error {
 	if _, err := path.Match(f.Path, ""); err != nil {
-		return fmt.Errorf("the pattern %q cannot be read", f.Path)
+		return fmt.Errorf("the pattern %q is invalid", f.Path)
 	}
 	return nil
 }

@@ -70,7 +70,7 @@ func (s *Segment) check(files int) error {
 	case s.Count <= 0:
 		return fmt.Errorf("the count %d is not positive", s.Count)
 	case s.Count > MaxRows:
-		return fmt.Errorf("it has %d rows; %d are the most", s.Count, MaxRows)
+		return fmt.Errorf("it has %d rows; at most %d are allowed", s.Count, MaxRows)
 	case s.Count > 1 && s.Stride < s.Length:
 		return fmt.Errorf("the stride %d is less than the length %d of a row", s.Stride, s.Length)
 	case s.Count > 1 && s.Stride > (math.MaxInt64-s.Length)/(s.Count-1):
@@ -108,7 +108,7 @@ func New(files int, segments []Segment, alignment int64) (*Layout, error) {
 			return nil, fmt.Errorf("segment %d: %w", i, err)
 		}
 		if rows += s.Count; rows > MaxRows {
-			return nil, fmt.Errorf("segment %d: the view has more than %d rows by then", i, MaxRows)
+			return nil, fmt.Errorf("segment %d: the view has more than %d rows up to here", i, MaxRows)
 		}
 		start := (l.size + alignment - 1) &^ (alignment - 1)
 		if start > MaxSize-alignment || s.bytes() > MaxSize-start {
