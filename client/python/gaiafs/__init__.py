@@ -1,4 +1,4 @@
-"""Files of a gaiafs mount in the memory of GPUs, shared with every other program of the machine.
+"""Maps files of a gaiafs mount into the memory of GPUs, shared with every other program of the machine.
 
 ::
 
@@ -11,15 +11,15 @@
             m.tensor("float32").add_(1)
                                                  # released: from now on every read sees it
 
-The package loads libgaiafs, which speaks with the daemon and loads libcuda.so.1 where a mount has GPUs. NumPy, PyTorch
-and every library that takes DLPack or ``__cuda_array_interface__`` can use the memory.
+The package loads libgaiafs, the C library that talks to the daemon. On a mount with GPUs, that library loads
+libcuda.so.1. NumPy, PyTorch and every library that takes DLPack or ``__cuda_array_interface__`` can use the memory.
 
-A process has one connection for each mount, shared by its threads and mappings. A forked child makes its own: it cannot
-use its parent's mappings and, where they are of a GPU, no CUDA at all.
+A process has one connection for each mount; its threads and mappings share it. A forked child makes its own connection.
+It cannot use its parent's mappings. If the parent used a GPU, the child cannot use CUDA at all.
 
-A call that is interrupted, by Ctrl-C or by any other signal whose handler raises, ends at once with what the handler
-raised. It leaves no lock held: other threads and later calls go on. What was interrupted may have been done all the
-same: what it began in the daemon is carried out, and what it would have returned is given back.
+When a signal handler raises, as for Ctrl-C, the interrupted call ends at once with that exception. It leaves no lock
+held, so other threads and later calls go on. The interrupted work may still be done: the daemon carries out what the
+call began, and the package gives back what it would have returned.
 """
 
 from .array import Array

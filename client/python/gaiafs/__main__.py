@@ -25,7 +25,7 @@ def _device(text: str) -> str:
     except ValueError as e:
         raise argparse.ArgumentTypeError(str(e)) from None
     except Error:
-        pass  # a device all right, but none that there is: the call says so
+        pass  # a valid name of a device that does not exist: the call reports that
     return text
 
 
@@ -56,7 +56,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _program(arguments: argparse.Namespace) -> None:
-    """Runs a program as ``python`` does, patched. What it raises is its own."""
+    """Runs a program as ``python`` does, patched. Its exceptions are not caught."""
     patch()
     script = arguments.script
     sys.argv[:] = [script, *arguments.arguments]
@@ -74,8 +74,8 @@ def main(argv: list[str] | None = None) -> int:
     w = commands.add_parser(
         "warm",
         help="load files into a device's memory, so that programs that map them later find them there",
-        description="Loads files, or the *.safetensors of directories and indexes, into a device's memory. The mount keeps "
-        "them there until it needs the room.",
+        description="Loads files, or the *.safetensors of directories and indexes, into a device's memory. The "
+        "mount keeps them there until it needs the memory.",
     )
     w.add_argument("path", nargs="+", metavar="PATH", help="file, directory or index on a mount")
     w.add_argument("--device", default="0", type=_device, help="number as this process counts, or cuda:N (default: %(default)s)")
@@ -83,17 +83,17 @@ def main(argv: list[str] | None = None) -> int:
     w.set_defaults(run=_warm)
     i = commands.add_parser(
         "info",
-        help="say in JSON what files hold and which devices have them",
-        description="Says in JSON what a file, the *.safetensors of a directory, an index or a mountpoint holds, and what "
-        "devices have of it.",
+        help="print as JSON what files contain and which devices have them",
+        description="Prints as JSON what a file, the *.safetensors of a directory, an index or a mountpoint contains, "
+        "and what devices have of it.",
     )
     i.add_argument("path", metavar="PATH", help="file, directory, index or mountpoint")
     i.set_defaults(run=_info)
     r = commands.add_parser(
         "run",
         help="run a Python program, unchanged, on shared weights",
-        description="Runs a Python program whose safetensors and transformers give tensors in shared memory where it loads "
-        "files of a mount (gaiafs.patch). Tensors are only read: a program that trains is to load copies.",
+        description="Runs a Python program. When it loads files of a mount with safetensors or transformers, it gets "
+        "tensors in shared memory (gaiafs.patch). The tensors are read-only: a program that trains must load copies.",
     )
     r.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
     r.add_argument("script", metavar="SCRIPT", help="file with the program")
@@ -105,7 +105,7 @@ def main(argv: list[str] | None = None) -> int:
     except (Error, FormatError, ValueError) as e:
         print(f"gaiafs: {e}", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # whoever reads the output has seen enough
+    except BrokenPipeError:  # the reader of the output has stopped reading
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt:

@@ -1,18 +1,19 @@
-"""libgaiafs, the C library that speaks with the daemon and maps memory, by ctypes.
+"""Calls libgaiafs, the C library that talks to the daemon and maps memory, by ctypes.
 
-What the package knows of the library is here: its functions, as gaiafs.h has them, and failures as ``Error``. What it
-adds is Python's own: no interrupt loses what a call has made, and handlers of signals run while a call waits.
+Everything that the package knows of the library is here: its functions, as in gaiafs.h, and its failures as ``Error``.
+This module adds two things for Python: no interrupt loses what a call has made, and signal handlers run while a call
+waits.
 
-ctypes releases the interpreter's lock during a call. Handlers of signals run between two steps of Python, in the main
-thread; so a call there must not be long, or must not matter if its result is lost:
+ctypes releases the interpreter's lock during a call. Signal handlers run in the main thread, between two steps of
+Python. So a call in the main thread must be short, or losing its result must not matter:
 
-- requests about ranges are waited for in pieces (``request``);
-- what maps and unmaps runs where no handlers run (``apart``), and finalizers call ``drop``, which waits for no daemon.
+- requests about ranges are waited for in steps (``request``);
+- mapping and unmapping run where no handlers run (``apart``), and finalizers call ``drop``, which does not wait for the
+daemon.
 
-To add another call that maps something: declare it in ``_FUNCTIONS``; write a function beside ``map_file`` that calls
-it with ``_again`` and returns the address; have ``window.Window`` call that in place of ``map_file``. The rest of a
-window, requests and ``read`` included, works by the address alone, as long as gaia_info, gaia_munmap and gaia_drop take
-it.
+To add another call that maps something: declare it in ``_FUNCTIONS``; write a function like ``map_file`` that calls it
+with ``_again`` and returns the address; make ``window.Window`` call that function. The rest of a window, including
+requests and ``read``, needs only the address, provided that gaia_info, gaia_munmap and gaia_drop take it.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ from ._kinds import EMULATED as EMULATED
 from .errors import Error, PastEndWarning
 
 PAGE = 4096
-ANY = 0  # of the kinds of devices
+ANY = 0  # any kind of device
 ACQUIRE, RELEASE, SYNC, ADVISE = 1, 2, 3, 4
 LAZY, HOLD, NO_THREAD, MOVABLE, STAYS = 1 << 32, 1 << 34, 1 << 35, 1 << 36, 1 << 37
 ALL_STREAMS, NO_STREAM = 2**64 - 1, 2**64 - 2
 
 _NAME = "libgaiafs.so.0"
-_VERSION = 101  # the GAIA_VERSION that is needed at least
-# Milliseconds that a wait lasts. A signal ends it at once, unless it comes between the begin of the call and that of
-# the wait.
+_VERSION = 101  # the lowest GAIA_VERSION that works
+# Milliseconds that one wait lasts. A signal ends the wait at once, unless it arrives after the call has begun but
+# before the wait in the kernel.
 _PIECE = 100
 _T = TypeVar("_T")
 
@@ -95,7 +96,7 @@ class _Range(ctypes.Structure):
 
 
 _to = ctypes.POINTER
-_FUNCTIONS: dict[str, tuple[object, ...]] = {  # what they return, and their arguments
+_FUNCTIONS: dict[str, tuple[object, ...]] = {  # result type, then argument types
     "gaia_map": (_pointer, _to(_MapArgs), _size),
     "gaia_map_view": (_pointer, _to(_ViewArgs), _size),
     "gaia_view_layout": (_int, _pointer, _size, _size, _to(_u64), _to(_u64)),
@@ -125,7 +126,7 @@ _FAILED = _pointer(-1).value  # MAP_FAILED
 
 
 def _places() -> list[str]:
-    """Where the library may be, the first first."""
+    """Returns the paths to try for the library, in order."""
     if named := os.environ.get("GAIAFS_LIBRARY"):
         return [named]
     here = pathlib.Path(__file__).resolve().parent
@@ -148,8 +149,8 @@ def _load() -> ctypes.CDLL:
         except (OSError, AttributeError) as e:
             why = str(e)
     raise ImportError(
-        f"gaiafs needs its C library, {_NAME}, and cannot load it ({why}). Install a wheel of the package, which has it; or "
-        "build it with make build in a checkout, or install it with make install; or say in GAIAFS_LIBRARY where it is"
+        f"gaiafs needs its C library, {_NAME}, and cannot load it ({why}). Install a wheel of the package, which contains it; "
+        "or build it with make build in a checkout; or install it with make install; or set GAIAFS_LIBRARY to its path"
     )
 
 
@@ -160,18 +161,18 @@ _libc_free.argtypes = (_pointer,)
 
 
 def _failure() -> Error:
-    """Returns the failure of the call that this thread made last."""
+    """Returns the failure of this thread's last call."""
     return Error(ctypes.get_errno() or errno.EIO, (_library.gaia_error() or b"").decode("utf-8", "replace"))
 
 
 def _warn() -> None:
-    """Warns of what this thread's last call had to say though it succeeded."""
+    """Emits the warning of this thread's last call, if that succeeded with one."""
     if note := _library.gaia_note():
         warnings.warn(note.decode("utf-8", "replace"), PastEndWarning, stacklevel=5)
 
 
 def _again(call: Callable[..., _T], failed: object, *arguments: object) -> _T:
-    """Makes a call, once more where a signal ended it whose handler raised nothing."""
+    """Makes a call. Repeats it after a signal whose handler raised nothing."""
     while (result := call(*arguments)) == failed:
         if ctypes.get_errno() != errno.EINTR:
             raise _failure()
@@ -179,12 +180,12 @@ def _again(call: Callable[..., _T], failed: object, *arguments: object) -> _T:
 
 
 def apart(work: Callable[[], _T], undo: Callable[[_T], None] | None = None) -> _T:
-    """Does work where no interrupt reaches it (see shelter.py), in the caller's context of CUDA."""
+    """Runs work where no interrupt reaches it (see shelter.py), in the caller's CUDA context."""
     return shelter.run(there(work), undo)
 
 
 def apart_together(works: Sequence[Callable[[], _T]], undo: Callable[[_T], None]) -> list[_T]:
-    """Does several works so, side by side. Where one fails, what the others returned goes to undo."""
+    """Runs several works in the same way, concurrently. If one fails, undo gets the results of the others."""
     all_there = [there(work) for work in works]
 
     def undo_all(made: list[_T]) -> None:
@@ -194,7 +195,7 @@ def apart_together(works: Sequence[Callable[[], _T]], undo: Callable[[_T], None]
 
 
 def there(work: Callable[[], _T]) -> Callable[[], _T]:
-    """Returns work for another thread that uses this one's context of CUDA, if there is one."""
+    """Returns work for another thread. It uses this thread's CUDA context, if there is one."""
     context = _library.gaia_context()
     if not context:
         return work
@@ -210,14 +211,14 @@ def there(work: Callable[[], _T]) -> Callable[[], _T]:
 
 
 def map_file(fd: int, offset: int, length: int, writable: bool, device: tuple[int, int], flags: int) -> int:
-    """Maps a part of a file on a device, its number and kind, and returns the address. For apart."""
+    """Maps a part of a file on a device (number and kind), and returns the address. For apart."""
     arguments = _MapArgs(length, offset, None, flags | NO_THREAD, fd, 3 if writable else 1, *device)
     address: int = _again(_library.gaia_map, _FAILED, ctypes.byref(arguments), ctypes.sizeof(arguments))
     return address
 
 
 def layout(segments: array[int], align: int) -> tuple[list[int], int]:
-    """Returns where a view has its segments, and its size. A segment is four numbers: offset, length, stride and
+    """Returns the positions of a view's segments, and its size. A segment is four numbers: offset, length, stride and
     count.
     """
     n = len(segments) // 4
@@ -254,22 +255,22 @@ def info(address: int) -> Info:
 
 
 def unmap(address: int, length: int) -> None:
-    """Gives a mapping back, after the kernels that may use it, and waits for the daemon. For apart."""
+    """Ends a mapping after the kernels that may use it, and waits for the daemon. For apart."""
     _again(_library.gaia_munmap, -1, address, length)
     _warn()
 
 
 def drop(mapped: list[tuple[int, int]]) -> None:
-    """Gives the mapping in a list back, if nobody took it out, and does not wait for the daemon: finalizers call it."""
+    """Ends the mapping in a list, if nobody took it out, without waiting for the daemon. Finalizers call it."""
     try:
-        # In one step, which no interrupt tears apart.
+        # One step, which no interrupt can cut short.
         any(itertools.starmap(_library.gaia_drop, map(list.pop, (mapped,))))
     except IndexError:
         pass
 
 
 def request(what: int, address: int, length: int, argument: int, stream: int) -> int:
-    """Asks for something about a range, after the work of the stream, and returns the pages in the answer.
+    """Sends a request about a range, after the work of the stream, and returns the number of pages in the answer.
 
     An interrupt ends it at once, and leaves nothing behind.
     """
@@ -288,9 +289,9 @@ def request(what: int, address: int, length: int, argument: int, stream: int) ->
 
 
 class Use:
-    """A bracket that is asked for, and then open in the thread that asked.
+    """A bracket that is requested, and then open in the thread that requested it.
 
-    The library says itself that it is open, by the bracket's number, so no interrupt comes in between.
+    The library itself records in the call that the bracket is open, by its number. So no interrupt can come in between.
     """
 
     def __init__(self) -> None:
@@ -301,7 +302,7 @@ class Use:
         return bool(self._call.pages) and 0 not in self._ended
 
     def begin(self, ranges: Sequence[tuple[int, int]], stream: int, patience: int) -> None:
-        """Waits for the bracket, at most patience milliseconds, or a minute if that is 0. An interrupt gives it up."""
+        """Waits for the bracket, at most patience milliseconds; 0 means a minute. An interrupt gives it up."""
         here = ctypes.byref(self._call)
         try:
             _library.gaia_start_use(here, _ranges(ranges), len(ranges), stream, patience)
@@ -313,7 +314,7 @@ class Use:
             _cancel(here)
 
     def end(self) -> None:
-        """Ends the bracket, if it is open, after the work of its stream. After an error it is open still."""
+        """Ends the bracket, if it is open, after the work of its stream. After an error it stays open."""
         if self.open:
             self._ended.extend(map(_library.gaia_done_use, (self._call.pages,)))
             if self._ended[-1]:
@@ -330,7 +331,7 @@ def _ranges(ranges: Sequence[tuple[int, int]]) -> ctypes.Array[_Range]:
 
 
 def group_begin(ranges: Sequence[tuple[int, int]]) -> int:
-    """Opens a group of ranges, addresses and lengths, and returns what the next two take. For apart."""
+    """Opens a group of ranges (addresses and lengths), and returns a handle for the next two functions. For apart."""
     group = _library.gaia_group_begin(_ranges(ranges), len(ranges))
     if group is None:
         raise _failure()
@@ -338,7 +339,7 @@ def group_begin(ranges: Sequence[tuple[int, int]]) -> int:
 
 
 def group_release(group: int) -> int:
-    """Releases a group, which is no more, and returns its version. After an error it is still there. For apart."""
+    """Releases and frees a group, and returns its version. After an error the group still exists. For apart."""
     version = _u64()
     if _library.gaia_group_release(group, ctypes.byref(version)):
         raise _failure()
@@ -346,12 +347,12 @@ def group_release(group: int) -> int:
 
 
 def group_abort(group: int) -> None:
-    """Takes a group back, which is no more. For apart."""
+    """Aborts and frees a group. For apart."""
     _library.gaia_group_abort(group)
 
 
 def acquire_all(ranges: Sequence[tuple[int, int]], least: int, timeout: float | None) -> int:
-    """Acquires ranges at a version, and returns it. It waits in pieces, so that an interrupt ends it."""
+    """Acquires ranges at a version, and returns the version. It waits in steps, so that an interrupt ends it."""
     array, version = _ranges(ranges), _u64()
     end = None if timeout is None else time.monotonic() + timeout
     while True:
@@ -378,15 +379,15 @@ def write(address: int, data: bytes) -> None:
 
 
 def copies(address: int, size: int, ranges: Sequence[tuple[int, int, int]]) -> int:
-    """Returns the address of new memory beside a mapping, with copies: offsets, each with the address and the size of
-    what goes there. For apart; unmap and drop take it back."""
+    """Allocates memory on a mapping's device and copies ranges into it. Returns the address. Each range is an offset in
+    the new memory, an address and a size. For apart; unmap and drop free the memory."""
     array = (_Copy * len(ranges))(*(_Copy(*r) for r in ranges))
     made: int = _again(_library.gaia_copies, _FAILED, address, size, array, len(ranges))
     return made
 
 
 def status(fd: int) -> bytes:
-    """Returns what the daemon of an open mountpoint says of itself. For apart."""
+    """Returns the status of an open mountpoint's daemon. For apart."""
     text = _again(_library.gaia_status, None, fd)
     try:
         return ctypes.string_at(text)

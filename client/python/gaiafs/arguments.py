@@ -1,4 +1,4 @@
-"""What calls of the package take: files, devices, streams and shapes."""
+"""The package's arguments: files, devices, streams and shapes."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ class HasFileno(Protocol):
 
 
 class Device(NamedTuple):
-    """A device as the C library has it."""
+    """A device as the C library takes it."""
 
     number: int
-    kind: int  # ANY where only a number was given
+    kind: int  # ANY if only a number was given
 
 
 def device_of(device: Any) -> Device:
     """Returns the device in 0, "0", "cuda:0", "cuda", "emulated:0" or a torch.device.
 
-    Without a number it is PyTorch's current device, or 0. A number alone is that of a GPU, or of an emulated device on
-    a mount that has no GPU.
+    Without a number it is PyTorch's current device, or 0. A number alone is that of a GPU, or of an emulated device if
+    the
+    mount has no GPU.
     """
     if isinstance(device, bool):
         raise TypeError("a device is a number, 'cuda:N' or a torch.device, not a bool")
@@ -55,8 +56,8 @@ def _current(word: str) -> int:
 
 
 def stream_of(stream: Any) -> int:
-    """Returns the handle of a CUDA stream: a number, or an object of PyTorch, CuPy or one with __cuda_stream__. None:
-    of all.
+    """Returns the handle of a CUDA stream: of a number, of an object of PyTorch or CuPy, or of one with
+    __cuda_stream__. None stands for all streams.
     """
     if stream is None:
         return _core.ALL_STREAMS
@@ -77,7 +78,7 @@ def stream_of(stream: Any) -> int:
 
 
 def sizes_of(shape: Any) -> tuple[int, ...]:
-    """Returns the sizes in a shape, which may be a single number."""
+    """Returns the sizes in a shape. A shape may be a single number."""
     sizes = (operator.index(shape),) if isinstance(shape, SupportsIndex) else tuple(operator.index(n) for n in shape)
     if any(n < 0 for n in sizes):
         raise ValueError(f"the shape {list(sizes)} has a negative size")

@@ -1,4 +1,4 @@
-"""Arrays in device memory, for every library that speaks DLPack or an array interface."""
+"""Arrays in device memory, for every library that supports DLPack or an array interface."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from .window import Lease
 
 # The alignment that kernels take for granted: they load 16 bytes at once. With less, PyTorch's attention on an H200
-# returned wrong values without a word, other kernels failed with "misaligned address", and matrix products were half as
-# fast.
+# silently returned wrong values, other kernels failed with "misaligned address", and matrix products were half as fast.
 ALIGNMENT = 16
 
 
@@ -26,22 +25,22 @@ def is_misaligned(ptr: int, nbytes: int) -> bool:
 class Array:
     """Contiguous elements in a mapping's memory.
 
-    It keeps the mapping's memory, and so does everything that is made of it. The memory is shared: it changes when a
-    program on the same device stores into it, and with the mapping's next acquire. It begins at a multiple of 16 bytes,
-    unless the caller asked for less by name.
+    An array keeps the mapping's memory alive, and so does everything made from it. The memory is shared: it changes
+    when a program on the same device stores into it, and with the mapping's next acquire. It begins at a multiple of 16
+    bytes, unless the caller passed misaligned=True.
 
-    ``__dlpack__`` and, where the memory is a GPU's, ``__cuda_array_interface__`` (version 3), or else
-    ``__array_interface__``, give it to other libraries without a copy. A mapping with mode "r" exports read-only, and
-    not at all where the protocol cannot say so (DLPack before 1.0). PyTorch does not look: the memory itself is
-    protected, and a store into such a tensor ends the process or, on a GPU, its context.
+    Other libraries get the memory without a copy: through ``__dlpack__``, and through ``__cuda_array_interface__``
+    (version 3) for a GPU's memory or ``__array_interface__`` for other memory. A mapping with mode "r" exports
+    read-only. If the protocol has no read-only flag (DLPack before 1.0), the export fails. PyTorch ignores the flag.
+    But the memory itself is protected: a store into such a tensor ends the process or, on a GPU, its context.
     """
 
     __slots__ = ("_lease", "ptr", "dtype", "shape", "readonly", "__weakref__")
 
     def __init__(self, lease: Lease | Copies, ptr: int, dtype: DType, shape: tuple[int, ...], readonly: bool) -> None:
         self._lease = lease
-        self.ptr = ptr  #: address of the first element, a device pointer where the memory is a GPU's
-        self.dtype = dtype  #: str() is its name
+        self.ptr = ptr  #: address of the first element; for a GPU's memory a device pointer
+        self.dtype = dtype  #: str() returns its name
         self.shape = shape
         self.readonly = readonly
 
@@ -78,13 +77,13 @@ class Array:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """Exports the array. No stream has to wait: what an acquire brought is there when it returns.
+        """Exports the array. No stream has to wait, because an acquire is complete when it returns.
 
-        Work that this process has on a stream of its own is not known here; whoever passes an array on between streams
-        orders them.
+        This does not know of the process's own work in streams. Whoever passes an array from one stream to another must
+        order them.
 
-        Raises BufferError where it cannot be exported so: to another device, as a copy, read-only before DLPack 1.0
-        (max_version), or with elements that are smaller than a byte.
+        Raises BufferError if the array cannot be exported as asked: to another device, as a copy, read-only before
+        DLPack 1.0 (max_version), or with elements smaller than a byte.
         """
         device = self.__dlpack_device__()
         if device[0] == dlpack.CPU and stream is not None:
@@ -110,7 +109,7 @@ class Array:
         if self._lease.ordinal is None:
             raise AttributeError("memory of the host has no __cuda_array_interface__")
         found = {**self._interface(), "strides": None, "stream": None}
-        # Its version 3 has no other address for nothing.
+        # In version 3 an empty array's address must be 0.
         return found if self.size else {**found, "data": (0, self.readonly)}
 
     @property
@@ -125,7 +124,7 @@ class Array:
         return {"shape": self.shape, "typestr": self.dtype.typestr, "data": (self.ptr, self.readonly), "version": 3}
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """Is what NumPy asks for where ``__array_interface__`` has no word for the elements; BufferError for a GPU's
+        """Called by NumPy when ``__array_interface__`` cannot describe the elements. Raises BufferError for a GPU's
         memory.
         """
         a = self.numpy()
@@ -156,8 +155,8 @@ class Array:
             shape = (*shape[:-1], shape[-1] // 2)
         if not self.nbytes:
             return torch.empty(shape, dtype=dtype, device=self.device)
-        # Of the ways into PyTorch these two keep a Python object, so that the memory goes with the last tensor, at
-        # once. They do not look at read-only, and the first would warn of it.
+        # These two ways into PyTorch keep a Python object alive, so the memory goes as soon as the last tensor does.
+        # Neither has a read-only flag, and the first would warn about it.
         if self._lease.ordinal is None:
             flat = torch.frombuffer(_bytes(self), dtype=torch.uint8)
         else:
@@ -167,7 +166,7 @@ class Array:
 
 
 def _bytes(a: Array) -> Any:
-    """Returns a writable object with a buffer of the array's bytes, which keeps the memory."""
+    """Returns a writable object with a buffer of the array's bytes. It keeps the memory alive."""
     if a._lease.ordinal is not None:
         raise BufferError("memory of a GPU cannot be touched by the CPU: use tensor() or array()")
     block: Any = (ctypes.c_uint8 * a.nbytes).from_address(a.ptr)

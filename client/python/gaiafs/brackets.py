@@ -1,4 +1,4 @@
-"""Brackets: the memory of mappings that move is there while one uses it."""
+"""Brackets: they keep the memory of movable mappings in place while a program uses it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class Bracket:
-    """Ranges whose memory is there from the beginning of a ``with`` block to its end, from ``gaiafs.use`` or ``m.use``.
+    """Ranges whose memory is in place during a ``with`` block, from ``gaiafs.use`` or ``m.use``.
 
-    It is the thread's that entered the block. It can be entered again, once it has ended.
+    A bracket belongs to the thread that entered the block. Once it has ended, it can be entered again.
     """
 
     def __init__(self, parts: Sequence[tuple[Window, int, int]], stream: Any, timeout: float | None) -> None:
@@ -29,7 +29,7 @@ class Bracket:
         self._ranges = [(w.ptr + offset, n) for w, offset, n in parts]
         self._stream = stream_of(stream)
         self._patience = 0 if timeout is None else max(int(timeout * 1000), 1)
-        self._leases: list[Lease] = []  # a window with one is not closed
+        self._leases: list[Lease] = []  # a window with a lease cannot be closed
         self._asked = _core.Use()
         self._thread = 0
         self._left_open: weakref.finalize[[_core.Use, int], Bracket] | None = None
@@ -41,7 +41,7 @@ class Bracket:
         try:
             self._leases = [w.lease() for w in self._windows]
             self._asked = _core.Use()
-            # Not __del__, which would also run after the block, with interrupts that nobody hears of.
+            # Not __del__: it would also run after the block, and exceptions of interrupts in it are lost.
             self._left_open = weakref.finalize(self, _end_left_open, self._asked, self._thread)
             self._left_open.atexit = False
             self._asked.begin(self._ranges, self._stream, self._patience)
@@ -56,7 +56,7 @@ class Bracket:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._thread != threading.get_ident():
-            raise RuntimeError("the bracket is another thread's: it ends where it began")
+            raise RuntimeError("the bracket belongs to another thread: end it in the thread that entered it")
         self._end()
 
     def _end(self) -> None:
@@ -67,36 +67,37 @@ class Bracket:
 
 
 def _end_left_open(asked: _core.Use, thread: int) -> None:
-    """Ends a bracket that nobody has any more. An interrupt may have ended its __exit__ before it did anything."""
+    """Ends a bracket that was collected while open. An interrupt may have ended its __exit__ before the first line."""
     if thread == threading.get_ident():
         try:
             asked.end()
         except Error:
-            pass  # there is nobody to be told
+            pass  # there is nowhere to report it
 
 
 def use(
     ranges: Sequence[Memory | tuple[Memory, int, int]], *, stream: Any = None, timeout: float | None = None
 ) -> Bracket:
-    """Has the memory of mappings that move be there: of whole ones, or of ranges ``(mapping, offset, length)`` of them.
+    """Keeps the memory of movable mappings in place: of whole mappings, or of ranges ``(mapping, offset, length)``.
 
     ::
 
         with gaiafs.use([(weights, 0, n), (out, at, n)], stream=s):
             kernel[grid, block, s](...)
 
-    The block is entered once all ranges have their memory, with their bytes: the device's or, where that is full,
-    pinned memory of the host, which is slower. It is all or nothing, so what a launch uses belongs into one bracket. At
-    the end of the block the memory may move again, after the work that was begun in stream, without waiting for it; or,
-    without a stream, after the work of the whole device, for which the end waits. What the device has is not brought up
-    to date: ``acquire`` does that, and ``release`` publishes stores.
+    The block begins once all ranges have their memory, with their bytes. The memory is the device's or, if that is
+    full, pinned host memory, which is slower. ``use`` gets memory for all ranges or for none, so put everything that a
+    launch uses into one bracket. With a stream, the memory may move again after the work that was begun in the stream,
+    and the end of the block does not wait for it. Without a stream, the end of the block waits for the work of the
+    whole device. ``use`` does not bring memory that the device already has up to date: ``acquire`` does that, and
+    ``release`` publishes stores.
 
-    Blocks nest, and each thread has its own. The mappings are of one mount and device; those that do not move need no
-    bracket, and do no harm. A mapping is not closed while a bracket uses it.
+    Blocks nest, and each thread has its own. All mappings must be of one mount and device. Mappings that do not move
+    are allowed and need no bracket. A mapping cannot be closed while a bracket uses it.
 
-    It waits only while other programs use the memory, at most timeout seconds, or a minute. Raises Error ETIMEDOUT,
-    which says who holds what; EDEADLK where it would have to wait within another block of the thread: use all in one;
-    ENOMEM where the ranges can never fit; and those of ``acquire``.
+    ``use`` waits only while other programs use the memory: at most timeout seconds, by default a minute. Raises Error:
+    ETIMEDOUT, which names the holders; EDEADLK if it would have to wait inside another block of the thread (put all
+    ranges into one bracket); ENOMEM if the ranges can never fit; and those of ``acquire``.
     """
     parts = []
     for r in ranges:
@@ -108,11 +109,12 @@ def use(
 
 
 def explain_faults() -> None:
-    """Has this process say why a load or store of the CPU into a mapping ended it, in one line on stderr.
+    """Makes this process explain faults: when a CPU load or store into a mapping ends it, it prints the reason on
+    stderr.
 
-    It names the byte, the file and the reason: a byte of a movable mapping that no bracket uses, or a store into what
-    is only read. The process ends all the same. It is for tests and for programs under development, and about emulated
-    devices: a GPU reports such an access as an error of a later call ("an illegal memory access"), to whose words those
-    of this package add. Call it after ``faulthandler.enable()``, whose traceback then follows.
+    The line names the byte, the file and the reason: no bracket uses the byte of a movable mapping, or the mapping is
+    read-only. The process still ends. Use it in tests and during development. It covers emulated devices. A GPU reports
+    such an access as an error of a later call ("an illegal memory access"); the package adds an explanation to that
+    message. Call this after ``faulthandler.enable()``, so that its traceback follows the line.
     """
     _core.explain_faults()

@@ -1,4 +1,4 @@
-"""Memory of this process alone, with copies of what is in a mapping."""
+"""Device memory of this process alone, with copies from a mapping."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import weakref
 from . import _core
 from .window import Window, collected
 
-SLOT = 256  # each copy begins at a multiple of it, as the memory of allocators does
+SLOT = 256  # each copy begins at a multiple of this, like the memory of CUDA's allocators
 
 
 class Copies:
-    """Copies of some ranges of a window's memory, in one allocation on the same device. It goes with the last array of
-    it.
+    """Copies of some ranges of a window's memory, in one allocation on the same device. The memory goes with the last
+    array of it.
     """
 
     def __init__(self, window: Window, pieces: list[list[tuple[int, int]]]) -> None:
-        """Copies pieces. Each is made of ranges, pairs of an address and a number of bytes, one after the other.
+        """Copies pieces. Each consists of ranges, pairs of an address and a number of bytes, one after the other.
 
         ``at`` has the addresses of the copies.
         """
@@ -31,7 +31,7 @@ class Copies:
         self.ordinal, self.size = window.ordinal, size
 
         def make() -> int:
-            window.check()  # and keeps the window for as long as this runs, which an interrupt does not end
+            window.check()  # this function also keeps the window alive while it runs; no interrupt ends it
             return _core.copies(window.ptr, size, moves)
 
         base = _core.apart(make, lambda made: _core.drop([(made, size)]))

@@ -1,4 +1,4 @@
-"""Data sets for PyTorch's DataLoader, whose items are in the memory of a device."""
+"""Data sets for PyTorch's DataLoader, with items in the memory of a device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .views import MAX_FILES, open_sized, view
 
 
 class Dataset:
-    """A data set with a length and numbered items, as ``torch.utils.data.DataLoader`` takes it: use ``files`` or
+    """A data set with a length and numbered items, for ``torch.utils.data.DataLoader``. Make one with ``files`` or
     ``rows``.
 
     ::
@@ -24,10 +24,9 @@ class Dataset:
         for batch in torch.utils.data.DataLoader(data, batch_size=32, num_workers=4):
             ...
 
-    The bytes are in a view, which all workers and all other processes of a user share. Each process makes it with the
-    first item that it takes: workers that are forked as well as those that are spawned. A forked worker can use no GPU,
-    as always with CUDA: there, pass ``multiprocessing_context="spawn"`` to the DataLoader, or take items in one
-    process.
+    The bytes are in a view that all workers and all other processes of a user share. Each process makes the view when
+    it takes its first item, whether the worker was forked or spawned. A forked worker cannot use a GPU, as always with
+    CUDA. For a GPU, pass ``multiprocessing_context="spawn"`` to the DataLoader, or take all items in one process.
     """
 
     _opened: list[Any] | None = None
@@ -45,10 +44,10 @@ class Dataset:
         transform: Callable[[str, Any], Any] | None = None,
         framework: str | None = None,
     ) -> FileDataset:
-        """Returns a data set with an item for each file: what transform makes of its name and its bytes.
+        """Returns a data set with an item for each file: the result of transform for its name and its bytes.
 
-        files are those of ``gaiafs.pack``, of any number, and so are the names. The bytes are a tensor of uint8, which
-        is only read, and the item itself without a transform. The list of files is as of now.
+        files are those of ``gaiafs.pack``, in any number, and they have the same names. The bytes are a read-only
+        tensor of uint8; without a transform, that tensor is the item. The list of files is made now.
         """
         return FileDataset(files_of(files), framework, device, transform)
 
@@ -64,11 +63,11 @@ class Dataset:
         transform: Callable[[Any], Any] | None = None,
         framework: str | None = None,
     ) -> RowDataset:
-        """Returns a data set with an item for each row of a file: count rows of a shape, behind offset bytes.
+        """Returns a data set with an item for each row of a file: count rows of a shape, after offset bytes.
 
-        dtype and shape are those of ``Mapping.array``, for one row. Without a count the rows go to the end of the file,
-        as it is now. An item is what transform makes of a row, which is only read. ValueError where the file has no
-        row.
+        dtype and shape are those of ``Mapping.array``, for one row. Without a count the rows go to the end of the file
+        as it is now. An item is the result of transform for a row, which is read-only. Raises ValueError if the file
+        has no row.
         """
         return RowDataset(os.fsdecode(file), dtype, sizes_of(shape), offset, count, framework, device, transform)
 
@@ -82,11 +81,11 @@ class Dataset:
         return {**self.__dict__, "_opened": None}
 
     def acquire(self) -> int:
-        """Brings what this process has of the files up to date, and returns how many pages had changed."""
+        """Brings this process's memory of the files up to date, and returns how many pages had changed."""
         return sum(part.acquire() for part in self._parts())
 
     def _parts(self) -> list[Any]:
-        """Returns the packs or the view, which this process made."""
+        """Returns this process's packs or view. It makes them if this process has none."""
         if self._opened is None or self._pid != os.getpid():
             self._opened, self._pid = self._open(), os.getpid()
         return self._opened
@@ -108,7 +107,7 @@ class FileDataset(Dataset):
         self, paths: dict[str, str], framework: str | None, device: Any, transform: Callable[[str, Any], Any] | None
     ) -> None:
         super().__init__(framework, device, transform)
-        self.names = list(paths)  #: by number
+        self.names = list(paths)  #: by item number
         self._paths = [os.path.abspath(p) for p in paths.values()]
 
     def __len__(self) -> int:

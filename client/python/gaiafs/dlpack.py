@@ -1,12 +1,12 @@
 """DLPack's structures, made without a compiler.
 
-A consumer ends its use of an export by calling a C function, from any thread: without the interpreter's lock, in the
-middle of an exception, or after the interpreter is gone. Python code must not run then. So the deleter is the C
-library's sigemptyset, which does nothing but store zeros over the structure that it is given; ``sweep`` finds the
-structures that became zero and ends their exports. It runs at every export, when a mapping is closed, and with garbage
-collection.
+A consumer ends its use of an export by calling a C function. It may do that from any thread: without the interpreter's
+lock, in the middle of an exception, or after the interpreter is gone. Python code must not run then. So the deleter is
+the C library's sigemptyset, which only stores zeros over the structure that it is given. ``sweep`` finds the structures
+that became zero and ends their exports. It runs at every export, when a mapping is closed, and with garbage collection.
 
-Ownership: a structure is ours until its capsule is taken (its name changes), then the consumer's until it is zero.
+Ownership: a structure is ours until its capsule is taken (its name changes). Then it is the consumer's until it is
+zero.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _libc.free.argtypes = (ctypes.c_void_p,)
 _libc.strdup.restype = ctypes.c_void_p
 _libc.strdup.argtypes = (ctypes.c_char_p,)
 _DELETER = ctypes.cast(_libc.sigemptyset, ctypes.c_void_p).value
-_ROOM = 128  # what sigemptyset clears: more than a structure has
+_ROOM = 128  # how much sigemptyset clears: more than the size of a structure
 
 _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype = ctypes.py_object
@@ -78,7 +78,7 @@ class _Versioned(ctypes.Structure):
 
 
 class _Export:
-    """A structure that is not zero yet, and what it keeps alive."""
+    """A structure that is not zero yet, and the object that it keeps alive."""
 
     __slots__ = ("block", "name", "capsule", "keep", "ended")
 
@@ -88,22 +88,22 @@ class _Export:
         self.ended = False
 
     def __del__(self) -> None:
-        # Not in sweep: another thread's may be looking at the structure. One that has a consumer outlives the
-        # interpreter.
+        # Not freed in sweep, because another thread's sweep may be looking at the structure. If it has a consumer, it
+        # outlives the interpreter.
         if self.ended:
             _libc.free(self.block)
 
     def over(self) -> bool:
         """Whether nobody uses the structure any more."""
-        # Both structures begin with 8 bytes that are not zero before the deleter was called.
+        # The first 8 bytes of both structures are not zero until the deleter is called.
         if ctypes.c_uint64.from_address(self.block).value == 0:
             return True
         if self.capsule is None:
             return False
-        if not _is_valid(self.capsule, self.name):  # taken: the capsule does not matter any more
+        if not _is_valid(self.capsule, self.name):  # it was taken, and the capsule no longer matters
             self.capsule = None
             return False
-        # Nobody took it, and nobody has it but this object and the call.
+        # Nobody took it. Is this object the only one that has it, besides the call?
         return sys.getrefcount(self.capsule) <= 2
 
 
@@ -111,13 +111,13 @@ _exports: set[_Export] = set()
 
 
 def sweep() -> None:
-    """Ends the exports that their consumers ended. It takes no locks: the steps that matter are single operations."""
+    """Ends the exports whose consumers are done. It takes no lock: the steps that matter are single operations."""
     for e in list(_exports):
         if e.over():
             try:
                 _exports.remove(e)
             except KeyError:
-                continue  # another thread did
+                continue  # another thread removed it
             e.keep = e.capsule = None
             e.ended = True
 
@@ -136,7 +136,7 @@ def export(
     readonly: bool,
     versioned: bool,
 ) -> Any:
-    """Makes a capsule of elements at an address, which are contiguous. keep lives until the consumer is done."""
+    """Makes a capsule for contiguous elements at an address. keep stays alive until the consumer is done."""
     sweep()
     if _with_collection not in gc.callbacks:
         gc.callbacks.append(_with_collection)

@@ -1,4 +1,4 @@
-"""Types of elements: the names that NumPy, PyTorch, DLPack and safetensors have for them."""
+"""Element types: their names in NumPy, PyTorch, DLPack and safetensors."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class DType:
-    """A type of elements. Where a type is smaller than a byte, torch's and DLPack's element is another one, or none."""
+    """An element type. If it is smaller than a byte, PyTorch and DLPack may have another element for it, or none."""
 
-    name: str  # NumPy's and ml_dtypes'
+    name: str  # in NumPy and ml_dtypes
     bits: int
-    code: int  # DLPack's
-    typestr: str | None  # of the array interfaces; None: they have no word for it
+    code: int  # in DLPack
+    typestr: str | None  # in the array interfaces; None: they lack the type
     torch: str | None  # attribute of torch
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element; 0 where elements are smaller."""
+        """Bytes of an element, or 0 for elements smaller than a byte."""
         return self.bits // 8
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ _ALL = [
     DType("float8_e5m2", 8, 12, None, "float8_e5m2"),
     DType("float8_e5m2fnuz", 8, 13, None, "float8_e5m2fnuz"),
     DType("float8_e8m0fnu", 8, 14, None, "float8_e8m0fnu"),
-    # torch has two of them in one element.
+    # PyTorch has two of them in one element.
     DType("float4_e2m1fn", 4, 17, None, "float4_e2m1fn_x2"),
     DType("float6_e2m3fn", 6, 15, None, None),
     DType("float6_e3m2fn", 6, 16, None, None),
@@ -62,7 +62,7 @@ _BY_NAME = {d.name: d for d in _ALL}
 _BY_SHORT = {d.typestr[1:]: d for d in _ALL if d.typestr}
 _BY_TORCH = {d.torch: d for d in _ALL if d.torch}
 
-# The format's own names.
+# The names in the safetensors format.
 SAFETENSORS = {
     "BOOL": _BY_NAME["bool"],
     "F4": _BY_NAME["float4_e2m1fn"],
@@ -90,7 +90,7 @@ SAFETENSORS = {
 
 
 def dtype_of(of: Any) -> DType:
-    """Finds a type by its name, by a dtype of NumPy or PyTorch, or by a scalar type such as ``numpy.float32``."""
+    """Finds a type by name, by a dtype of NumPy or PyTorch, or by a scalar type such as ``numpy.float32``."""
     if of is None:
         return UINT8
     if isinstance(of, DType):
@@ -112,7 +112,7 @@ def dtype_of(of: Any) -> DType:
 
 
 def numpy_dtype(dtype: DType) -> Any:
-    """Returns NumPy's dtype, from ml_dtypes where NumPy has none. TypeError where neither has it."""
+    """Returns NumPy's dtype, or the one of ml_dtypes if NumPy has none. Raises TypeError if neither has one."""
     import numpy
 
     if dtype.typestr is not None:
@@ -129,7 +129,7 @@ def numpy_dtype(dtype: DType) -> Any:
 
 
 def torch_dtype(dtype: DType) -> Any:
-    """Returns PyTorch's dtype. TypeError where this PyTorch has none."""
+    """Returns PyTorch's dtype. Raises TypeError if this PyTorch has none."""
     import torch
 
     found = getattr(torch, dtype.torch, None) if dtype.torch else None

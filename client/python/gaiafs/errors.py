@@ -1,4 +1,4 @@
-"""What calls fail with."""
+"""Exceptions and warnings of the package."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _E = TypeVar("_E", bound=BaseException)
 
 
 class Error(OSError):
-    """A call failed: ``errno`` says why as the C library would, ``strerror`` in words: the daemon's if it failed there.
+    """A call failed. ``errno`` is the C library's, and ``strerror`` explains the failure; the text may be the daemon's.
 
-    It is also a FileNotFoundError, PermissionError, IsADirectoryError or TimeoutError where errno is that of one.
+    It is also a FileNotFoundError, PermissionError, IsADirectoryError or TimeoutError if errno matches.
     """
 
     def __new__(cls, errno: int, text: str = "", filename: str | None = None) -> Error:
@@ -21,7 +21,7 @@ class Error(OSError):
         return super().__new__(kind, errno, text or os.strerror(errno), *named)
 
     def __init__(self, errno: int, text: str = "", filename: str | None = None) -> None:
-        pass  # OSError has it all when it is made
+        pass  # OSError.__new__ has set everything
 
 
 class NotFoundError(Error, FileNotFoundError):
@@ -50,26 +50,26 @@ _kinds: dict[int, type[Error]] = {
 
 
 class ReadOnlyWarning(UserWarning):
-    """A library was given memory that must not be stored into, and does not know it."""
+    """A library without read-only tensors was given memory that must not be stored into."""
 
 
 class CopiedWarning(UserWarning):
-    """Weights take memory of this process alone."""
+    """Weights are copies in this process's own memory, and not shared."""
 
 
 class PastEndWarning(UserWarning):
-    """A program stored past the end of a file: these stores are not kept."""
+    """A program stored past the end of a file. These stores are not kept."""
 
 
 class FormatError(ValueError):
-    """A file is not what its name says it is."""
+    """A file does not have the format that its name promises."""
 
 
 def raise_first(failures: list[_E]) -> None:
-    """Raises the first of some failures, if there is one, and forgets them.
+    """Raises the first of some failures, if there is one, and empties the list.
 
-    An error that is still in a variable of a frame that its traceback has would keep everything in these frames,
-    mappings included, until garbage is collected.
+    If a frame of the error's traceback still had a variable with the error, everything in these frames, including
+    mappings, would stay alive until garbage collection.
     """
     if failures:
         first = failures[0]

@@ -1,4 +1,4 @@
-"""Memory that is read as files are: from a position on, or by slices."""
+"""Memory that is read like a file, from a position on, or by slices."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from .window import Window
 
 
 class FileLike:
-    """What mappings and views have of files and of ``mmap.mmap``.
+    """The file interface of mappings and views, as in ``mmap.mmap``.
 
-    There is one position, as a file has one: threads that read from it disturb each other. Slices and ``offset=`` leave
-    it alone. Nothing here acquires: bytes are those that the memory has.
+    There is one position, as in a file, so threads that read from it disturb each other. Slices and ``offset=`` do not
+    move it. Nothing here acquires: reads return what the memory has now.
     """
 
     _window: Window
     _position = 0
-    # Without it Python, and NumPy too, would take every byte by itself.
+    # Without this, Python and NumPy would iterate over single bytes.
     __iter__ = None
 
     def tell(self) -> int:
@@ -29,7 +29,7 @@ class FileLike:
     def seek(self, offset: SupportsIndex, whence: int = os.SEEK_SET) -> int:
         """Sets the position and returns it: offset counts from the start, the position (1) or the end (2).
 
-        It may be past the end, where there is nothing to read. ValueError before the start.
+        It may be past the end, where there is nothing to read. Raises ValueError for a position before the start.
         """
         self._window.check()
         if whence not in (os.SEEK_SET, os.SEEK_CUR, os.SEEK_END):
@@ -41,9 +41,9 @@ class FileLike:
         return at
 
     def read(self, size: SupportsIndex | None = -1, *, offset: SupportsIndex | None = None) -> bytes:
-        """Copies bytes out of the memory, also from a GPU: at most size, from the position on, which moves behind them.
+        """Copies at most size bytes out of the memory, also from a GPU, beginning at the position, which it moves.
 
-        A negative size, or None, is all that there is; at the end b"" comes. With offset the bytes are those there, and
+        A negative size or None means all bytes to the end. At the end it returns b"". With offset it reads there, and
         the position stays.
         """
         at, n = self._next(-1 if size is None else operator.index(size), offset)
@@ -52,8 +52,8 @@ class FileLike:
         return data
 
     def readinto(self, into: Any, *, offset: SupportsIndex | None = None) -> int:
-        """Copies bytes into an object with a writable buffer, as many as fit, and returns how many. Else as
-        ``read``.
+        """Copies bytes into an object with a writable buffer, as many as fit, and returns their number. Otherwise it is
+        like ``read``.
         """
         with memoryview(into) as view, view.cast("B") as flat:
             if flat.readonly:
@@ -70,13 +70,13 @@ class FileLike:
     def __getitem__(self, index: SupportsIndex) -> int: ...
 
     def __getitem__(self, index: slice | SupportsIndex) -> bytes | int:
-        """Returns the bytes of a slice, or one byte as a number, as ``bytes`` has them."""
+        """Returns the bytes of a slice, or one byte as a number, like ``bytes``."""
         at, n = self._place(index)
         data = self._window.read(self._window.ptr + at, n)
         return data if isinstance(index, slice) else data[0]
 
     def _place(self, index: slice | SupportsIndex) -> tuple[int, int]:
-        """Returns where the bytes of an index are, and how many."""
+        """Returns the position and the number of the bytes of an index."""
         self._window.check()
         length = self._window.length
         if isinstance(index, slice):
@@ -90,7 +90,7 @@ class FileLike:
         return i % length, 1
 
     def _next(self, size: int, offset: SupportsIndex | None) -> tuple[int, int]:
-        """Returns where to read, and how many of size bytes there are, or of all where it is negative."""
+        """Returns where to read, and how many bytes: size or, if it is negative, all, but no more than there are."""
         self._window.check()
         at = self._position if offset is None else operator.index(offset)
         if at < 0:

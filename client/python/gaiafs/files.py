@@ -1,4 +1,4 @@
-"""The files that calls are about."""
+"""Opening and checking the files that are mapped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from .arguments import HasFileno, PathLike
 from .errors import Error
 
-_FEW = 512  # files that any process may have open, besides those that it has
+_FEW = 512  # files that a process may open on top of those it has open
 _limits = threading.Lock()
 
 
@@ -26,13 +26,13 @@ def named(e: Error, name: str | None) -> Error:
 
 
 def open_file(file: PathLike | HasFileno | int, writable: bool, fds: list[int]) -> str | None:
-    """Puts a descriptor into fds, which the caller closes, and returns the file's name where it is known."""
+    """Puts a descriptor into fds, which the caller closes, and returns the file's name if it is known."""
     if isinstance(file, (str, bytes, os.PathLike)):
         name = os.fsdecode(file)
         try:
-            # Without O_NONBLOCK a pipe would be waited for; to files it means nothing.
+            # Without O_NONBLOCK, opening a pipe would wait. For regular files it has no effect.
             flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK
-            fds.extend(map(os.open, (file,), (flags,)))  # in one step, so that no interrupt loses it
+            fds.extend(map(os.open, (file,), (flags,)))  # one step, so that no interrupt loses the descriptor
         except OSError as e:
             raise Error(e.errno or errno.EIO, e.strerror or "", name) from None
         return name
@@ -40,7 +40,7 @@ def open_file(file: PathLike | HasFileno | int, writable: bool, fds: list[int]) 
         raise TypeError(f"a file is a path, an open file or a descriptor, not {file!r}")
     flush = getattr(file, "flush", None)
     if flush is not None and writable:
-        flush()  # what a buffered file keeps would come later, over the device's stores
+        flush()  # otherwise buffered writes would come later, over the device's stores
     fd = file if isinstance(file, int) else file.fileno()
     known = getattr(file, "name", None)
     try:
@@ -51,7 +51,7 @@ def open_file(file: PathLike | HasFileno | int, writable: bool, fds: list[int]) 
 
 
 def check_file(fd: int, writable: bool) -> int:
-    """Refuses what no mount grants anything for, and returns the file's size."""
+    """Refuses files that cannot be mapped, and returns the file's size."""
     st = os.fstat(fd)
     if stat.S_ISDIR(st.st_mode):
         raise Error(errno.EISDIR, "a directory cannot be mapped")
@@ -70,7 +70,7 @@ def check_file(fd: int, writable: bool) -> int:
 
 @contextlib.contextmanager
 def room_for(files: int) -> Iterator[None]:
-    """Lets the process have so many more files open for a while, where its limit can be raised."""
+    """Raises the process's limit of open files for a while, if it can, so that it can open this many more."""
     if files <= _FEW:
         yield
         return
@@ -85,8 +85,8 @@ def room_for(files: int) -> Iterator[None]:
         except OSError as e:
             if e.errno == errno.EMFILE:
                 words = (
-                    f"{files} files at once are needed, and the process may have {most} open, or the daemon no more: raise "
-                    "the limit of either (ulimit -Hn)"
+                    f"{files} files must be open at once. The process may have {most} open, and the daemon may have a lower "
+                    "limit: raise the limit of either (ulimit -Hn)"
                 )
                 raise Error(errno.EMFILE, words) from None
             raise

@@ -1,4 +1,4 @@
-"""The libraries that tensors can be of."""
+"""The libraries whose tensors this package can return."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 
 from .array import Array
 
-_ALSO = {"pt": "torch", "pytorch": "torch", "np": "numpy"}  # what the safetensors package calls them
+_ALSO = {"pt": "torch", "pytorch": "torch", "np": "numpy"}  # their names in the safetensors package
 
 
 def framework_of(framework: str | None) -> str:
-    """Chooses what the tensors are: PyTorch's where it is installed, else NumPy's. ImportError where it is not
-    there.
+    """Chooses the framework. The default is PyTorch if it is installed, otherwise NumPy. Raises ImportError if it is
+    not
+    installed.
     """
     framework = _ALSO.get(framework or "", framework)
     if framework not in (None, "torch", "numpy", "array"):

@@ -1,9 +1,9 @@
 """Tensors that a model has in one piece and files have in several: fused (q, k and v; gate and up) or stacked
 (experts).
 
-A view puts pieces of files side by side, without gaps, so such a tensor is shared like any other and nothing is copied
-twice. Pieces follow each other as they are in the files; what would have to be transposed or interleaved is not made
-here.
+A view puts pieces of files side by side, without gaps. So such a tensor is shared like any other, and nothing is copied
+twice. The bytes of a piece stay in the order of the file. Tensors that need transposing or interleaving are not
+supported.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ Fuse = Mapping[str, "str | Sequence[str]"]
 
 
 class Group(NamedTuple):
-    """The tensors that one is made of: those of a row are concatenated along dimension 0, and rows are stacked."""
+    """The tensors that one tensor is made of. Those of a row are concatenated along dimension 0, and rows are
+    stacked."""
 
     rows: list[list[str]]
-    stacked: bool  # or there is one row, and no dimension for rows
+    stacked: bool  # False: there is one row, and no dimension for rows
 
 
 Groups = dict[str, Group]
@@ -45,8 +46,9 @@ class Run(NamedTuple):
 
 
 def runs_of(parts: Mapping[str, Part], groups: Groups) -> list[Run]:
-    """Returns what is to be in views: the groups, and the parts that are in none, in the order of parts. ValueError
-    where a group is not one tensor."""
+    """Returns the tensors that the views will have: the groups, and the parts that are in no group, in the order of
+    parts. Raises ValueError if a group is not one tensor.
+    """
     members = {name: target for target, group in groups.items() for row in group.rows for name in row}
     runs: dict[str, Run] = {}
     for name, part in parts.items():
@@ -65,7 +67,7 @@ def _single(part: Part) -> Run:
 
 
 def fits(group: Group, parts: Mapping[str, Part]) -> bool:
-    """Reports whether a group is one tensor."""
+    """Reports whether a group makes one tensor."""
     try:
         _joined("", group, parts)
     except ValueError:
@@ -97,8 +99,9 @@ def _joined(name: str, group: Group, parts: Mapping[str, Part]) -> Run:
 
 
 def grouping(rules: Fuse) -> Callable[[Iterable[str]], Groups]:
-    """Returns what finds the groups of rules among names: see ``load_safetensors``. ValueError for rules that mean
-    nothing, and later for names that fit a rule in part."""
+    """Returns a function that finds the groups of rules among names: see ``load_safetensors``. Raises ValueError for
+    meaningless rules; the function raises it for names that match only part of a rule.
+    """
     made = [_Rule(target, [of] if isinstance(of, str) else list(of)) for target, of in rules.items()]
 
     def groups(names: Iterable[str]) -> Groups:
@@ -133,7 +136,7 @@ class _Rule:
         self.patterns = [_pattern(s) for s in sources]
 
     def groups(self, names: list[str]) -> Groups:
-        # By what the stars stand for: the number of the row, and the source.
+        # By the text that the stars match: by the number of the row, then by the index of the source.
         found: dict[tuple[str, ...], dict[int, dict[int, str]]] = {}
         for name in names:
             for i, pattern in enumerate(self.patterns):

@@ -1,4 +1,4 @@
-"""Updates in place that are seen whole: groups of stores, and acquires at a version."""
+"""Updates in place that readers see whole: groups of stores, and acquires at a version."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ class Group:
 
     def __init__(self, parts: list[Part]) -> None:
         self.version: int | None = None
-        """The version that the files have since the release; None before."""
+        """The version that the files have since the release. None before the release."""
         self._parts = parts
         addresses = _addresses(parts)
-        # Whoever takes it ends the group.
+        # Who takes the element ends the group.
         self._open = [_core.apart(lambda: _core.group_begin(addresses), _core.group_abort)]
 
     def release(self) -> int:
-        """Releases the group, and returns its version. ValueError where it has ended.
+        """Releases the group, and returns its version. Raises ValueError if the group has ended.
 
-        Error ECANCELED: one of the mappings was closed, and nothing of the group is released.
+        Raises Error ECANCELED if one of the mappings was closed. Nothing of the group is released then.
         """
         if not self._open:
             raise ValueError("the group was released or aborted before")
@@ -61,7 +61,7 @@ class Group:
         return self.version
 
     def abort(self) -> None:
-        """Takes back what was stored into the group, if it is open."""
+        """Takes back what was stored into the group. If the group has ended, it does nothing."""
         opened = self._open
 
         def work() -> None:
@@ -86,7 +86,7 @@ class Group:
 
 
 def atomic(*ranges: Mapping | Range) -> Group:
-    """Opens a group of mappings, or of ranges ``(mapping, offset, length)`` of them, of one mount.
+    """Opens a group of mappings of one mount, or of ranges ``(mapping, offset, length)`` of them.
 
     ::
 
@@ -95,13 +95,13 @@ def atomic(*ranges: Mapping | Range) -> Group:
             biases.tensor("float32").zero_()
         group.version                      # what readers get from gaiafs.acquire
 
-    Whoever acquires sees all of a group or nothing of it. The end of the block releases it, ``group.release()`` does so
-    before; an exception takes everything back that was stored into the ranges, and so does the end of the process or of
+    An acquire shows all of a group or nothing of it. The end of the block, or ``group.release()`` before it, releases
+    the group. An exception takes everything back that was stored into the ranges. So does the end of the process or of
     a mapping. Store only within the block. Programs that map a file on the same device share the memory and see stores
-    at once; they read through a view.
+    at once; to read released bytes only, they use a view.
 
-    Raises Error: EACCES for a mapping that is only read, EBUSY where another open group on the device has a page of it,
-    EXDEV for several mounts, ENOTSUP where the daemon is older than the package.
+    Raises Error: EACCES for a read-only mapping, EBUSY if another open group on the device has one of its pages, EXDEV
+    for mappings of several mounts, ENOTSUP if the daemon is older than the package.
     """
     return Group(_parts(ranges))
 
@@ -114,11 +114,11 @@ def acquire_windows(parts: list[Part], at_least: int, timeout: float | None) -> 
 
 def acquire(*ranges: Memory | Range, at_least: int = 0, timeout: float | None = None) -> int:
     """Brings mappings and views, or ranges ``(mapping, offset, length)`` of them, up to date at one version, and
-    returns it.
+    returns the version.
 
-    What it brings has all of every group up to that version and nothing of later ones; it is that of the newest group
-    of the files, 0 if there was none. With at_least it first waits for that version or a later one, for timeout
-    seconds, or as long as it takes: Error ETIMEDOUT; EPIPE where the last program ended that began groups of the files.
-    On a GPU wait for the work that uses the memory before.
+    The ranges then show all of every group up to that version, and nothing of later groups. It is the version of the
+    newest group of the files, or 0 if there was none. With at_least, the call first waits for that version or a later
+    one, for at most timeout seconds, or without limit. Raises Error ETIMEDOUT, or EPIPE if the last program that began
+    groups of the files ended. On a GPU, first wait for the work that uses the memory.
     """
     return acquire_windows(_parts(ranges), at_least, timeout)

@@ -30,20 +30,22 @@ def mmap(
     """Maps a file of a gaiafs mount into the memory of a device.
 
     file is a path, an open file or a descriptor; the mapping keeps a duplicate. device is a number as this process
-    counts them, "cuda:N" or a torch.device, "emulated:N"; a number alone is that of a GPU, or of an emulated device
-    where the mount has no GPUs. mode is "r", "r+" to store into it too, or "w+", which first makes a file of zeros at
-    the path, or empties the one that is there, with offset + length bytes. offset is a multiple of 4096. Without a
-    length the mapping goes to the end of the file; past it, it reads as zero and stores are not kept. With lazy nothing
-    is fetched before the first acquire; otherwise everything is when this returns.
+    counts devices, "cuda:N", a torch.device, or "emulated:N". A number alone is that of a GPU, or of an emulated device
+    if the mount has no GPUs.
 
-    With movable the mapping has addresses only, and memory while a bracket uses it: see ``gaiafs.use``. So it may be
-    larger than the device, and many programs can share one that has no room for all. One that is larger than what its
-    device may have (--gpu-memory) is movable without being asked to, since it could not be had otherwise; with
-    movable=False it is an error. All others never move.
+    mode is "r", "r+" to store into the mapping too, or "w+". "w+" creates the file at the path, or empties it, and
+    makes it offset + length zero bytes long. offset is a multiple of 4096. Without a length the mapping goes to the end
+    of the file. Past the end of the file it reads as zero, and stores are not kept. With lazy, nothing is fetched
+    before the first acquire. Otherwise everything is fetched when this returns.
 
-    Raises Error: ENODEV where there is no such device (or no libcuda.so.1), ENOMEM where it has no room, ENOTTY where
-    the file is not on a mount, EACCES where it may not be used so, ECONNREFUSED where the daemon is gone; and
-    ValueError.
+    With movable, the mapping has addresses, but memory only while a bracket uses it: see ``gaiafs.use``. So it may be
+    larger than the device, and programs that together need more than the device has can share it. A mapping that is
+    larger than its device's budget (--gpu-memory) is movable by default, because it would fail otherwise; with
+    movable=False it does fail. All other mappings never move.
+
+    Raises Error: ENODEV if there is no such device (or no libcuda.so.1), ENOMEM if the device has no room, ENOTTY if
+    the file is not on a mount, EACCES if the file's permissions or open mode forbid it, ECONNREFUSED if the daemon is
+    gone. Raises ValueError for wrong arguments.
     """
     if mode not in ("r", "r+", "w+"):
         raise ValueError(f"mode is 'r', 'r+' or 'w+', not {mode!r}")
@@ -54,17 +56,17 @@ def mmap(
 
 
 def _make(file: PathLike | HasFileno | int, device: Any, offset: int, length: int | None) -> None:
-    """Makes the file for mode "w+": zeros, as long as the end of the mapping."""
+    """Creates or empties the file for mode "w+", as long as the end of the mapping."""
     if not isinstance(file, (str, bytes, os.PathLike)):
         raise ValueError("mode 'w+' makes a file: pass its path")
     if length is None or operator.index(length) <= 0 or offset < 0 or offset % _core.PAGE:
         raise ValueError(f"mode 'w+' needs a length, and an offset that is a multiple of {_core.PAGE}")
-    device_of(device)  # before there is nothing left of the file
+    device_of(device)  # raises before the file is emptied
     name = os.fsdecode(file)
     fds: list[int] = []
     try:
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK
-        fds.extend(map(os.open, (name,), (flags,), (0o666,)))  # in one step, so that no interrupt loses it
+        fds.extend(map(os.open, (name,), (flags,), (0o666,)))  # one step, so that no interrupt loses the descriptor
         os.ftruncate(fds[0], offset + operator.index(length))
     except OSError as e:
         raise Error(e.errno or errno.EIO, e.strerror or "", name) from None
@@ -76,7 +78,7 @@ def _make(file: PathLike | HasFileno | int, device: Any, offset: int, length: in
 def _again(
     place: Place, device: int, mode: str, offset: int, length: int, lazy: bool, movable: bool = False
 ) -> Mapping:
-    """Maps a file as another process did: what pickle calls."""
+    """Maps a file again in another process: what pickle calls."""
     fds: list[int] = []
     try:
         place.open(mode != "r", fds)
@@ -89,15 +91,15 @@ def _again(
 
 
 class Mapping(Memory):
-    """A window on a file in a device's memory, from ``gaiafs.mmap``.
+    """A part of a file in a device's memory, from ``gaiafs.mmap``.
 
-    All processes that map the file on that device share the same memory. What this one stores is seen by everyone else,
-    CPU programs with plain reads included, after ``release``; what others released or wrote is seen here after
-    ``acquire``. Closing it is an implicit release.
+    All processes that map the file on that device share the same memory. After ``release``, everyone sees what this
+    process stored, including CPU programs that use plain reads. After ``acquire``, this process sees what others
+    released or wrote. Closing a mapping releases it.
 
-    Pickled, it is mapped again where it is unpickled, so that workers can be given mappings: what a worker stores is in
-    the same memory. device there is the number that this process has for it. Error ESTALE where the path has become
-    another file's, and ENOENT where it is gone.
+    A mapping can be pickled: unpickling maps the file again. So workers can be given mappings, and they store into the
+    same memory. device then keeps its number in this process. Unpickling raises Error ESTALE if the path names another
+    file by then, and ENOENT if it names none.
     """
 
     def __repr__(self) -> str:
@@ -108,12 +110,12 @@ class Mapping(Memory):
 
     @property
     def offset(self) -> int:
-        """Where in the file it begins."""
+        """The mapping's position in the file."""
         return self._window.offset
 
     @property
     def movable(self) -> bool:
-        """Whether its memory moves, and is there in brackets only."""
+        """Whether the memory moves, so that it is there in brackets only."""
         return self._window.movable
 
     @property
@@ -141,7 +143,7 @@ class Mapping(Memory):
     ) -> Future[None] | None:
         """Releases, and waits until the bytes are in the backing file and, with durable, on stable storage.
 
-        wait is that of ``acquire``.
+        wait is as for ``acquire``.
         """
         offset, n = self._range(offset, length)
 
@@ -156,12 +158,12 @@ class Mapping(Memory):
     def write(self, data: Any, offset: SupportsIndex | None = None) -> int:
         """Copies the bytes of an object with a buffer (bytes, a NumPy array, ...) into the memory, also to a GPU.
 
-        It writes at the position, which moves behind the bytes, or at offset, and returns how many bytes there were.
-        They are in the memory when it returns; others see them after ``release``. On a GPU the copy comes after what is
-        queued in the default stream. ValueError where they do not fit.
+        It writes at offset or, without one, at the position, which it moves past the bytes. It returns the number of
+        bytes. When it returns, they are in the memory; others see them after ``release``. On a GPU the copy comes after
+        the work queued in the default stream. Raises ValueError if the bytes do not fit.
         """
         if not isinstance(data, bytes):
-            data = memoryview(data).tobytes()  # not bytes(data), which makes zeros of a number
+            data = memoryview(data).tobytes()  # not bytes(data), which makes a number into that many zeros
         at = self._position if offset is None else operator.index(offset)
         self._store(at, data)
         self._move(at + len(data), offset)
@@ -172,7 +174,7 @@ class Mapping(Memory):
         at, n = self._place(index)
         data = memoryview(data).tobytes() if isinstance(index, slice) else bytes((operator.index(data),))
         if len(data) != n:
-            raise ValueError(f"the slice has {n} bytes, and there are {len(data)} for it: a mapping keeps its size")
+            raise ValueError(f"the slice has {n} bytes and the data {len(data)}: a mapping keeps its size")
         self._store(at, data)
 
     def _store(self, at: int, data: bytes) -> None:
@@ -182,37 +184,38 @@ class Mapping(Memory):
         self._window.write(self._window.ptr + at, data)
 
     def array(self, dtype: Any = None, shape: Any = None, offset: int = 0, *, misaligned: bool = False) -> Array:
-        """Returns elements of the memory, for every library that speaks DLPack or an array interface.
+        """Returns the memory as an array, for every library that supports DLPack or an array interface.
 
-        dtype is a dtype of NumPy or PyTorch, or a name: of either ("float32", "bfloat16", "torch.float32"), NumPy's
-        short one ("f4", "<f4") or that of safetensors ("BF16"; mind that "U8" has 8 bits there, and "u8" 8 bytes in
-        NumPy). Without one it is uint8. "float" and "int" are refused: they are not the same to NumPy and to PyTorch.
-        Without a shape the array has one dimension and goes to the end of the mapping, as far as whole elements and
-        whole bytes do. offset is in bytes.
+        dtype is a dtype of NumPy or PyTorch, or a name: theirs ("float32", "bfloat16", "torch.float32"), NumPy's short
+        ones ("f4", "<f4") or those of safetensors ("BF16"). Note that "U8" has 8 bits in safetensors, but "u8" has 8
+        bytes in NumPy. The default is uint8. "float" and "int" are refused, because NumPy and PyTorch give them
+        different sizes. Without a shape the array has one dimension and goes to the end of the mapping, as far as whole
+        elements and whole bytes fit. offset is in bytes.
 
-        ValueError where offset is not a multiple of 16 bytes, which kernels take for granted: with less some of them
-        return wrong values without a word. With misaligned any multiple of the elements' size is accepted.
+        Raises ValueError if offset is not a multiple of 16 bytes. Kernels take that alignment for granted; with less,
+        some silently return wrong values. With misaligned, any multiple of the elements' size is accepted.
         """
         return self._array(dtype, shape, *self._part(offset, None), misaligned)
 
     def buffer(self, offset: int = 0, length: int | None = None) -> memoryview:
-        """Returns the memory of an emulated device as bytes; BufferError for a GPU's."""
+        """Returns the memory of an emulated device as bytes. Raises BufferError for a GPU."""
         offset, n = self._part(offset, length)
         return buffer(self.array("uint8", (n,), offset, misaligned=True))
 
     def numpy(self, dtype: Any = "uint8", shape: Any = None, offset: int = 0) -> Any:
-        """Returns a NumPy array of the memory of an emulated device; BufferError for a GPU's.
+        """Returns a NumPy array of the memory of an emulated device. Raises BufferError for a GPU.
 
-        dtype is anything that NumPy takes, structured types included. NumPy's own code accepts any offset.
+        dtype is anything that NumPy takes, including structured types. NumPy's own code works at any offset.
         """
         return self._numpy(dtype, shape, *self._part(offset, None))
 
     def tensor(self, dtype: Any = None, shape: Any = None, offset: int = 0, *, misaligned: bool = False) -> Any:
         """Returns a PyTorch tensor of the memory, on the mapping's GPU, or on the CPU for an emulated device.
 
-        The arguments are those of ``array``, which also says why offset is a multiple of 16 bytes.
+        The arguments are those of ``array``, which also explains why offset is a multiple of 16 bytes.
 
-        PyTorch has no read-only tensors: with mode "r" the memory is protected, and a store into it ends the process
-        or, on a GPU, its CUDA context. A ReadOnlyWarning says so. Use mode "r+" for tensors that are stored into.
+        PyTorch has no read-only tensors. With mode "r" the memory is protected, so a store into the tensor ends the
+        process or, on a GPU, its CUDA context. A ReadOnlyWarning says so. Use mode "r+" for tensors that you store
+        into.
         """
         return self._tensor(self.array(dtype, shape, offset, misaligned=misaligned))

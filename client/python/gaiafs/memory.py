@@ -1,4 +1,4 @@
-"""What mappings and views have in common."""
+"""The common base of mappings and views."""
 
 from __future__ import annotations
 
@@ -25,13 +25,12 @@ _M = TypeVar("_M", bound="Memory")
 class Acquired:
     """A range that an acquire brought up to date. As a context manager it releases the range at the end.
 
-    Where an exception ended the block and the release fails too, the exception is what comes out, with a note on the
-    release.
+    If an exception ended the block and the release also fails, that exception is raised, with a note about the release.
     """
 
     def __init__(self, mapping: Memory, offset: int, length: int, stream: Any, pages: int) -> None:
         self._mapping, self._offset, self._length, self._stream = mapping, offset, length, stream
-        self.pages = pages  #: how many pages were not up to date
+        self.pages = pages  #: number of pages that were not up to date
 
     def __enter__(self) -> Memory:
         return self._mapping
@@ -51,17 +50,17 @@ class Acquired:
 
 
 class Memory(FileLike):
-    """Device memory that ``gaiafs.mmap`` or ``gaiafs.view`` mapped: what both have.
+    """Device memory that ``gaiafs.mmap`` or ``gaiafs.view`` mapped.
 
-    Methods may be called from any thread, and block until the daemon has answered. Offsets count bytes from the start
-    of the memory. ``close``, the end of the last object that uses the memory, and the end of the process give it back.
-    A forked child cannot use what its parent mapped (Error ECHILD).
+    Methods may be called from any thread, and block until the daemon has answered. Offsets are in bytes from the start
+    of the memory. ``close``, the end of the last object that uses the memory, or the end of the process gives the
+    memory back. A forked child cannot use its parent's mappings (Error ECHILD).
 
-    An interrupted call (KeyboardInterrupt) ends at once, and the memory can be used and closed as before. Whether an
-    interrupted acquire or release was carried out is not known: call it again. An interrupted close leaves the memory
-    mapped, or closed as ``closed`` then says: what it has is given back without the caller, at the latest with the last
-    reference to it. A signal's handler must not call the package itself, since the call that it interrupted would wait
-    for it: let it raise.
+    An interrupted call (KeyboardInterrupt) ends at once, and the memory can be used and closed as before. It is not
+    known whether an interrupted acquire or release was carried out: call it again. After an interrupted close,
+    ``closed`` says whether the memory is still mapped. If it is closed, its resources are given back in the background,
+    at the latest with the last reference to it. A signal handler must not call the package itself, because the
+    interrupted call would wait for it. Let the handler raise.
     """
 
     def __init__(self, window: Window) -> None:
@@ -72,7 +71,7 @@ class Memory(FileLike):
 
     @property
     def nbytes(self) -> int:
-        """The length that the mapping was made with."""
+        """The length in bytes that the mapping was made with."""
         return self._window.length
 
     @property
@@ -81,19 +80,19 @@ class Memory(FileLike):
 
     @property
     def kind(self) -> str:
-        """The kind of memory: "cuda", or "emulated" where the addresses are of the host."""
+        """The kind of memory: "cuda", or "emulated" for host memory of an emulated device."""
         self._window.check()
         return "emulated" if self._window.ordinal is None else "cuda"
 
     @property
     def device(self) -> int:
-        """The device's number: of CUDA as this process counts, or of the mount's emulated devices."""
+        """The device's number: CUDA's as this process counts, or that of an emulated device."""
         self._window.check()
         return self._window.device
 
     @property
     def ptr(self) -> int:
-        """The address of the first byte. It is valid as long as the mapping or something made of it exists."""
+        """The address of the first byte. It is valid as long as the mapping, or something made from it, exists."""
         self._window.check()
         return self._window.ptr
 
@@ -110,13 +109,13 @@ class Memory(FileLike):
         try:
             self.close()
         except BufferError:
-            pass  # the frames of the exception may hold arrays; the first failure is the one to report
+            pass  # frames of the exception may hold arrays; it is the failure to report
 
     def close(self) -> None:
-        """Releases the whole mapping and takes it away, after the calls that run. A second time it does nothing.
+        """Releases and ends the whole mapping, after the running calls have ended. A second call does nothing.
 
-        BufferError while arrays or tensors of its memory exist. It is closed even where Error is raised: the daemon
-        could not be told, or failed to release it.
+        Raises BufferError while arrays or tensors of its memory exist. If it raises Error, the mapping is closed all
+        the same: the daemon could not be told, or could not release it.
         """
         self._window.close()
 
@@ -142,14 +141,14 @@ class Memory(FileLike):
     def acquire(
         self, offset: int = 0, length: int | None = None, *, stream: Any = None, wait: bool = True
     ) -> Acquired | Future[Acquired]:
-        """Brings a range up to date, when it returns: every release and every write before is seen.
+        """Brings a range up to date: when it returns, the range shows every earlier release and every earlier write.
 
-        On a GPU it first waits for the work that was begun, of stream or of the whole device, as ``release`` does:
-        bytes change under nobody. Bytes stored here and not yet released stay. ``with m.acquire():`` releases the range
-        at the end, with the same stream.
+        On a GPU it first waits for the work that was begun, in stream or in the whole device, as ``release`` does. So
+        no bytes change while that work runs. Bytes that were stored here and not yet released stay. ``with
+        m.acquire():`` releases the range at the end, with the same stream.
 
-        With wait=False it returns a ``concurrent.futures.Future`` at once, and a thread of its own, which ends with the
-        request, does the rest. ``close`` waits for it.
+        With wait=False it returns a ``concurrent.futures.Future`` at once. A thread that ends with the request does the
+        rest. ``close`` waits for it.
         """
         offset, n = self._range(offset, length)
         handle = stream_of(stream)
@@ -173,10 +172,10 @@ class Memory(FileLike):
     def release(
         self, offset: int = 0, length: int | None = None, *, stream: Any = None, wait: bool = True
     ) -> int | Future[int]:
-        """Makes what was stored into a range visible to everyone, and returns how many pages that were.
+        """Makes what was stored into a range visible to everyone, and returns the number of pages.
 
-        On a GPU it first waits for the work that was begun: of stream, a number or an object of PyTorch or CuPy, or of
-        the whole device. With mode "r" it does nothing. wait is that of ``acquire``.
+        On a GPU it first waits for the work that was begun, in stream or in the whole device. stream is a number or an
+        object of PyTorch or CuPy. With mode "r" it does nothing. wait is as for ``acquire``.
         """
         offset, n = self._range(offset, length)
         handle = stream_of(stream)
@@ -189,11 +188,12 @@ class Memory(FileLike):
     def use(
         self, offset: int = 0, length: int | None = None, *, stream: Any = None, timeout: float | None = None
     ) -> Bracket:
-        """Has a range of a mapping that moves be there for a ``with`` block. See ``gaiafs.use``, also for several."""
+        """Keeps a range of a movable mapping in place for a ``with`` block. ``gaiafs.use`` does it for several
+        mappings."""
         return Bracket([(self._window, *self._range(offset, length))], stream, timeout)
 
     def advise(self, advice: str | int, offset: int = 0, length: int | None = None) -> None:
-        """Gives a hint: "normal", "random", "sequential", "willneed" (begin to fetch) or "dontneed"."""
+        """Gives a hint: "normal", "random", "sequential", "willneed" (start fetching) or "dontneed"."""
         number = ADVICE.get(advice, -1) if isinstance(advice, str) else operator.index(advice)
         if number not in ADVICE.values():
             raise ValueError(f"{advice!r} is no advice; there are {', '.join(ADVICE)}")
@@ -211,7 +211,7 @@ class Memory(FileLike):
     def _array(self, dtype: Any, shape: Any, offset: int, left: int, misaligned: bool) -> Array:
         t = dtype_of(dtype)
         if shape is None:
-            together = 8 // math.gcd(8, t.bits)  # elements that end with a byte
+            together = 8 // math.gcd(8, t.bits)  # this many elements end with a byte
             sizes: tuple[int, ...] = (left * 8 // t.bits // together * together,)
         else:
             sizes = sizes_of(shape)
@@ -246,7 +246,7 @@ class Memory(FileLike):
         memory = buffer(self._array("uint8", (n,), offset, left, misaligned=True))
         if not n:
             return numpy.empty(sizes, t)
-        # Not of the memoryview itself: NumPy looks through it, and would let the array be made writable.
+        # Not from the memoryview itself: NumPy looks through it, and the array could be made writable.
         return numpy.ndarray(sizes, t, numpy.frombuffer(memory, numpy.uint8))
 
     def _tensor(self, a: Array) -> Any:

@@ -1,10 +1,10 @@
-"""What transformers 5 merges of the tensors in a model's files, where it only puts them side by side: experts, mostly.
+"""Tensors that transformers 5 merges from those in a model's files, if it only puts them side by side: mostly experts.
 
-transformers has a table of conversions. Each has patterns of names, and operations on the tensors that fit them. A view
-can have the outcome, which then goes to transformers as if the files had it so. The table is no public interface, and
-differs between versions. So nothing here is taken on trust: each conversion is tried on small tensors, by transformers
-itself, and afterwards the model must have what was merged. Where something else comes out, or the table is another,
-transformers gets the files' own tensors. It then merges them itself, into copies.
+transformers has a table of conversions. Each has patterns of names, and operations on the tensors whose names match. A
+view can have the result, which then goes to transformers as if the files had it. The table is not a public interface,
+and differs between versions. So this code verifies everything: it tries each conversion on small tensors, with
+transformers itself, and afterwards checks that the model has the merged tensors. If the result differs, or the table
+has changed, transformers gets the files' own tensors. It then merges them itself, into copies.
 """
 
 from __future__ import annotations
@@ -20,25 +20,26 @@ _OPERATIONS = {"MergeModulelist", "Concatenate"}
 
 
 class Merging:
-    """What is merged for one model. config is the model's, cls its class."""
+    """The merged tensors of one model. config is the model's config, cls its class."""
 
     def __init__(self, cls: Any, config: Any) -> None:
         self.merged: Groups = {}
-        """By the names that the model has for them."""
+        """By their names in the model."""
         self._cls, self._config = cls, config
         self._used: set[str] = set()
 
     def groups(self, parts: dict[str, Part]) -> Groups:
-        """Returns what is merged of parts. What does not fit is left to transformers, which says what is wrong."""
+        """Returns what is merged from parts. What does not fit is left to transformers, which says what is wrong."""
         try:
             self.merged = self._groups(parts)
-        except Exception as e:  # of whatever kind another version's table leads to
+        except Exception as e:  # another version's table may cause any exception
             self.merged = {}
             warn(f"{type(e).__name__}: {e}")
         return self.merged
 
     def missed(self, model: Any, tensors: dict[str, Any]) -> list[str]:
-        """Returns what was merged and is not in the model, neither itself nor with its values in another dtype."""
+        """Returns the merged tensors that the model lacks: it has neither the tensor nor its values in another
+        dtype."""
         import torch
 
         has = {t.data_ptr() for t in model.parameters()}
@@ -54,7 +55,7 @@ class Merging:
         return [name for name in self.merged if tensors[name].data_ptr() not in has and not copied(name)]
 
     def note(self, model: Any) -> None:
-        """Has the model know which conversions its files took: it saves them as they were."""
+        """Tells the model which conversions its files needed, so that it saves them in the same form."""
         if self.merged:
             of_model = _table().get_model_conversion_mapping(model)
             used = self._used | {str(c) for c in getattr(model, "_weight_conversions", None) or ()}
@@ -91,8 +92,8 @@ class Merging:
         return groups
 
     def _group(self, converter: Any, names: dict[str, list[str]]) -> Group | None:
-        """Returns what a conversion makes of tensors, by the pattern that they fit. None where it does something else
-        than to put them side by side.
+        """Returns what a conversion makes of tensors, given by the pattern that they match. None if it does anything
+        other than put them side by side.
         """
         import torch
 
@@ -117,7 +118,7 @@ class Merging:
 
 
 def _table() -> Any:
-    """Returns the module of transformers that has the table, and classes of what is in it. None for transformers 4,
+    """Returns the module of transformers that has the table and the classes of its entries. None for transformers 4,
     which merges nothing.
     """
     try:
@@ -128,7 +129,7 @@ def _table() -> Any:
 
 
 def _numbers_by_size(name: str) -> list[tuple[int, str]]:
-    """Has expert 10 come after expert 9."""
+    """A sort key that puts expert 10 after expert 9."""
     return [(int(p), "") if p.isdecimal() else (-1, p) for p in name.split(".")]
 
 
@@ -136,8 +137,8 @@ def warn(why: str) -> None:
     import transformers
 
     warnings.warn(
-        f"what transformers {transformers.__version__} merges, such as experts, is of this process alone and not "
-        f"shared: {why}",
+        f"what transformers {transformers.__version__} merges, such as experts, is copied into this process's own memory "
+        f"and not shared: {why}",
         CopiedWarning,
         stacklevel=5,
     )

@@ -1,4 +1,4 @@
-"""Safetensors files of which a program takes single tensors, or parts of them."""
+"""Safetensors files from which a program takes single tensors, or parts of them."""
 
 from __future__ import annotations
 
@@ -22,38 +22,37 @@ try:
 except ImportError:
 
     class SafetensorError(Exception):  # type: ignore[no-redef]
-        """What the safetensors package calls an error, where it is not installed."""
+        """Stands in for the safetensors package's error if the package is not installed."""
 
 
 _WORDS = {dtype: word for word, dtype in SAFETENSORS.items()}
 
 
 class _Index(NamedTuple):
-    """What is taken of a dimension."""
+    """The part that is taken of a dimension."""
 
     begin: int
     end: int
     step: int
-    stays: bool  # or the part has a dimension less
+    stays: bool  # False: the index removes the dimension
 
 
 class safe_open:
     """Opens a safetensors file, to take single tensors or parts of them: ``safetensors.safe_open``.
 
-    framework is "pt", "np" or "array", with the names that safetensors and ``load_safetensors`` have for them. device
-    is as everywhere in this package; it is 0 unless given, since "cpu" has no memory of a device. backend, which says
-    how safetensors reads a file, means nothing here.
+    framework is "pt", "np" or "array", or a name that ``load_safetensors`` takes. device is as everywhere in this
+    package. The default is 0, because "cpu" names no device with memory. backend says how safetensors reads a file, and
+    is ignored here.
 
     ::
 
         with gaiafs.safe_open(path, "pt", device=0) as f:
-            w = f.get_tensor("w")                    # shared, to be read
-            part = f.get_slice("w")[:, 10:20]        # shared where it is one piece that kernels can use, else a copy
+            w = f.get_tensor("w")                    # shared and read-only
+            part = f.get_slice("w")[:, 10:20]        # shared if it is contiguous and aligned, otherwise a copy
 
-    Tensors are those of ``load_safetensors``: aligned, and shared with everyone who loads the file, in the same
-    memory. Of the file only what is asked for is brought to the device, where it is as of that moment. The device
-    needs room for all of it. What ``get_tensor`` and ``get_slice`` returned stays valid after the end of the with
-    statement.
+    Tensors are those of ``load_safetensors``: aligned, and in the same memory for everyone who loads the file. Only the
+    tensors that are asked for are brought to the device, as they are at that moment. But the device needs room for the
+    whole file. What ``get_tensor`` and ``get_slice`` returned stays valid after the with statement.
     """
 
     def __init__(self, filename: PathLike, framework: str, device: Any = 0, *, backend: Any = None) -> None:
@@ -87,13 +86,13 @@ class safe_open:
         return dict(self._header.metadata) or None
 
     def get_tensor(self, name: str) -> Any:
-        """Returns a tensor, as it is now."""
+        """Returns a tensor with its current bytes."""
         a = self._array(name)
         _fetch(a, 0, a.nbytes)
         return tensor_of(a, self._framework)
 
     def get_tensors(self) -> dict[str, Any]:
-        """Returns all tensors. It asks for all that is to be brought to the device at once."""
+        """Returns all tensors. It fetches everything in one request for each view."""
         names = self.offset_keys()
         arrays = {name: self._array(name) for name in names}
         for window in {window_of(a): None for a in arrays.values() if a.nbytes}:
@@ -101,7 +100,7 @@ class safe_open:
         return {name: tensor_of(a, self._framework) for name, a in arrays.items()}
 
     def get_slice(self, name: str) -> Slice:
-        """Returns something to take parts of: ``f.get_slice("w")[:10]``."""
+        """Returns an object to take parts of: ``f.get_slice("w")[:10]``."""
         return Slice(self._array(name), self._framework)
 
     def _array(self, name: str | None) -> Any:
@@ -122,7 +121,7 @@ def _fetch(a: Array, begin: int, end: int) -> None:
 
 
 class Slice:
-    """A tensor of a file, to take parts of."""
+    """A tensor of a file from which parts can be taken."""
 
     def __init__(self, a: Array, framework: str) -> None:
         self._array, self._framework = a, framework
@@ -135,10 +134,10 @@ class Slice:
         return _WORDS[self._array.dtype]
 
     def __getitem__(self, index: Any) -> Any:
-        """Returns a part of the tensor, as it is now.
+        """Returns a part of the tensor with its current bytes.
 
-        With PyTorch, index is what its tensors take. Otherwise it is a number or a slice, or a tuple of them; as in
-        safetensors, a slice's step is ignored, and so is what has no dimension.
+        With PyTorch, index is what its tensors take. Otherwise it is a number, a slice, or a tuple of them. As in
+        safetensors, the step of a slice is ignored, and so are indexes of dimensions that the tensor lacks.
         """
         a = self._array
         if self._framework == "torch":
@@ -160,7 +159,7 @@ class Slice:
 
         a = self._array
         whole = tensor_of(a, "torch")
-        # What the index takes, before anything is fetched.
+        # Find the bytes that the index takes before fetching anything.
         part = whole[index]
         begin, end = 0, a.nbytes
         if part.numel() and part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr():
@@ -177,7 +176,7 @@ class Slice:
 
 
 def _parse(index: Any, shape: tuple[int, ...]) -> list[_Index]:
-    """Returns what an index takes of each dimension, by the rules of safetensors."""
+    """Returns what an index takes from each dimension, by the rules of safetensors."""
     if isinstance(index, list) and index:
         raise SafetensorError("Non empty lists are not implemented")
     items = [slice(0, 0)] if isinstance(index, list) else list(index) if isinstance(index, tuple) else [index]
@@ -227,9 +226,9 @@ def _size(item: Any) -> int:
 
 
 def _ranges(a: Array, wanted: list[_Index]) -> Iterator[tuple[int, int]]:
-    """Yields the bytes that are wanted, in order, as few ranges as there can be."""
+    """Yields the wanted bytes in order, as few ranges as possible."""
     dims = list(zip(wanted, a.shape, strict=False))
-    while dims and dims[-1][0][:3] == (0, dims[-1][1], 1):  # whole dimensions go with the one before
+    while dims and dims[-1][0][:3] == (0, dims[-1][1], 1):  # whole dimensions join the one before
         dims.pop()
     if not dims:
         yield 0, a.nbytes

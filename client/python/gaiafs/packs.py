@@ -22,14 +22,14 @@ from .views import ALIGN, MAX_FILES, Plan, View, make_view, open_sized
 class Pack(AbstractMapping[str, Any]):
     """Whole files, by name, in one read-only buffer of a device, from ``gaiafs.pack``.
 
-    It is a mapping: ``pack["cat.jpg"]`` is the file's bytes, one after the other, as a tensor of uint8, and
-    ``pack.items()`` are all in the order of the buffer. Each file begins at a multiple of the alignment. A tensor keeps
-    the buffer. Pickled, the pack is made again where it is unpickled.
+    A pack is a Python mapping. ``pack["cat.jpg"]`` returns the file's bytes as a tensor of uint8, and ``pack.items()``
+    returns all files in the order of the buffer. Each file begins at a multiple of the alignment. A tensor keeps the
+    buffer alive. Packs can be pickled; unpickling makes them again.
     """
 
     def __init__(self, view: View, numbers: dict[str, int | None], framework: str) -> None:
-        self._numbers, self._framework = numbers, framework  # of a file's segment; None: the file is empty
-        self.view = view  #: the buffer: its segments are the files that are not empty
+        self._numbers, self._framework = numbers, framework  # a file's segment number; None: the file is empty
+        self.view = view  #: the buffer; its segments are the non-empty files
 
     def __repr__(self) -> str:
         return f"<gaiafs.Pack of {len(self)} files in {self.view!r}>"
@@ -48,16 +48,17 @@ class Pack(AbstractMapping[str, Any]):
 
     @property
     def offsets(self) -> dict[str, int]:
-        """Where each file begins in the buffer; 0 for an empty one."""
+        """The position of each file in the buffer; 0 for an empty one."""
         return {name: 0 if i is None else self.view.offsets[i] for name, i in self._numbers.items()}
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The bytes of each file, as they were when the pack was made."""
+        """The size of each file in bytes when the pack was made."""
         return {name: 0 if i is None else self.view.sizes[i] for name, i in self._numbers.items()}
 
     def array(self, name: str, dtype: Any = None, shape: Any = None) -> Array:
-        """Returns a file's elements, for every library that speaks DLPack or an array interface; see ``View.array``."""
+        """Returns a file as an array, for every library that supports DLPack or an array interface; see
+        ``View.array``."""
         i = self._numbers[name]
         if i is not None:
             return self.view.array(i, dtype, shape, misaligned=True)
@@ -69,9 +70,10 @@ class Pack(AbstractMapping[str, Any]):
         return self.array(name).tobytes()
 
     def acquire(self, *, stream: Any = None) -> int:
-        """Brings all files up to date, and returns how many pages had changed: only these are copied.
+        """Brings all files up to date, and returns how many pages had changed. Only these are copied.
 
-        Files that grew keep their size here, and those that were replaced (renamed over) their old bytes: pack anew.
+        A file that grew keeps its old size here, and one that was replaced (renamed over) its old bytes: make a new
+        pack.
         """
         return self.view.acquire(stream=stream).pages
 
@@ -80,7 +82,7 @@ class Pack(AbstractMapping[str, Any]):
         return self.view.closed
 
     def close(self) -> None:
-        """Gives the buffer back. BufferError while tensors of it exist."""
+        """Gives the buffer back. Raises BufferError while tensors of it exist."""
         self.view.close()
 
     def __enter__(self) -> Pack:
@@ -100,18 +102,19 @@ def pack(
     align: int = ALIGN,
     lazy: bool = False,
 ) -> Pack:
-    """Brings many files to a device, one behind the other in one buffer, which all processes of a user share.
+    """Brings many files to a device, one after the other in one buffer, which all processes of a user share.
 
-    files is a directory of a mount, all of whose files are taken, those of directories below it too, in the order of
-    their names; a name is then the path from there. Or it is paths, which are the names as they are. One pack has at
-    most 16384 files that are not empty. framework is that of ``load_safetensors``, or "array". Each file begins at a
-    multiple of align, a power of two; 1 wastes nothing, and kernels may want 16. With lazy nothing is fetched before
+    files is a directory of a mount, or paths. A directory stands for all files in it and below it, in the order of
+    their names; a name is the file's path relative to the directory. Paths are used as names unchanged. A pack has at
+    most 16384 non-empty files. framework is that of ``load_safetensors``, or "array". Each file begins at a multiple of
+    align, a power of two. 1 wastes no memory, but kernels may need 16. With lazy, nothing is fetched before
     ``acquire``.
 
-    The process opens all files at once; its limit of open files is raised for that while, where it may be.
+    The process opens all files at once. If necessary, its limit of open files is raised for that time, as far as
+    allowed.
 
-    Raises Error ENOENT where there is no file, EMFILE where the process may not open so many, and what
-    ``gaiafs.view`` raises.
+    Raises Error ENOENT if there is no file, EMFILE if the process may not open so many, and what ``gaiafs.view``
+    raises.
     """
     paths = files_of(files)
     if not paths:
@@ -133,7 +136,7 @@ def pack(
             p.sizes.append(size)
             if len(fds) > MAX_FILES:
                 raise Error(errno.EINVAL, f"there are more than {MAX_FILES} files: make several packs")
-        if not fds:  # of a page past the end of the first file, so that there is a buffer
+        if not fds:  # all files are empty: take a byte past the end of the first one, so that there is a buffer
             open_sized(next(iter(paths.values())), fds)
             p.segments.extend((0, 1, 1, 1))
             p.files.append(0)
@@ -145,12 +148,12 @@ def pack(
 
 
 def files_of(files: PathLike | Iterable[PathLike]) -> dict[str, str]:
-    """Returns the paths of files, by the names that they have in a pack. ValueError for a path that is there twice."""
+    """Returns the paths of files, by their names in a pack. Raises ValueError for a path that is given twice."""
     if not _is_path(files):
         paths = [os.fsdecode(f) for f in files]  # type: ignore[union-attr, arg-type]
         found = {path: path for path in paths}
         if len(found) < len(paths):
-            raise ValueError("a path is there twice")
+            raise ValueError("a path is given twice")
         return found
     top = os.fsdecode(files)  # type: ignore[arg-type]
     if not os.path.isdir(top):

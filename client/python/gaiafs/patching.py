@@ -1,8 +1,7 @@
-"""Shared weights for programs that know nothing of gaiafs.
+"""Shared weights for programs that do not know gaiafs.
 
-``patch`` puts a function in the place of ``safetensors.safe_open``, by which ``safetensors.torch.load_file``,
-``safetensors.numpy.load_file`` and transformers read files. It takes files of a mount, and leaves all others to the
-original.
+``patch`` replaces ``safetensors.safe_open``. ``safetensors.torch.load_file``, ``safetensors.numpy.load_file`` and
+transformers read files through it. The replacement takes files of a mount, and leaves all others to the original.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ _original: Any = None
 
 
 def patch() -> None:
-    """Has this process share the weights that it loads from a mount by safetensors or transformers.
+    """Makes this process share the weights that it loads from a mount through safetensors or transformers.
 
-    From now on ``safetensors.safe_open`` and ``load_file`` give shared tensors where the file is on a mount and the
-    tensors are asked for where it has its devices: with ``device="cuda:0"`` on a mount of GPUs, with ``"cpu"`` on one
-    of emulated devices. transformers' ``from_pretrained`` does so, too: on GPUs with a ``device_map`` of one GPU. All
-    else goes the usual way, and so does what fails, with a ``gaiafs.CopiedWarning``.
+    After this call, ``safetensors.safe_open`` and ``load_file`` return shared tensors if the file is on a mount and the
+    program asks for a device of the mount: ``device="cuda:0"`` on a mount with GPUs, or ``"cpu"`` on a mount with
+    emulated devices. So does transformers' ``from_pretrained``, on GPUs with a ``device_map`` of one GPU. Everything
+    else is loaded the usual way. If sharing fails, the usual way is taken with a ``gaiafs.CopiedWarning``.
 
-    Such tensors are only read: a store into one ends the process or, on a GPU, its CUDA context. Programs that train,
-    or change weights in place, need copies. Call it before the program imports safetensors' functions, or after: names
-    that modules have imported already are replaced, too. A second call does nothing. ``python -m gaiafs run`` calls it.
+    The tensors are read-only: a store into one ends the process or, on a GPU, its CUDA context. Programs that train or
+    change weights in place need copies. Call it before or after the program imports safetensors' functions: names that
+    modules have imported already are replaced, too. A second call does nothing. ``python -m gaiafs run`` calls it.
     """
     global _original
     if _original is not None:
@@ -45,7 +44,7 @@ def patch() -> None:
     try:
         import safetensors
     except ImportError:
-        return  # then nothing can load by it
+        return  # nothing can be loaded through it
     _original = safetensors.safe_open
     for module in list(sys.modules.values()):
         names = getattr(module, "__dict__", {})
@@ -58,7 +57,7 @@ def patch() -> None:
 
 
 class _SafeOpen:
-    """What stands for ``safetensors.safe_open``, of which it takes the arguments."""
+    """Takes the place of ``safetensors.safe_open``, with the same arguments."""
 
     def __new__(cls, filename: Any, framework: str = "pt", device: Any = "cpu", **options: Any) -> Any:
         ours = _device_at(filename, device) if framework in _FRAMEWORKS else None
@@ -76,7 +75,7 @@ def _usual_way(path: Any, e: Exception) -> None:
 
 
 def _device_at(path: Any, device: Any) -> Any:
-    """Returns the device of the mount that has what is asked for on a device; None where there is none."""
+    """Returns the mount's device for a file that is asked for on a device, or None if it has none."""
     kind = _kind_at(path)
     cpu = str(device) == "cpu"
     if kind == "emulated" and cpu:
@@ -85,8 +84,8 @@ def _device_at(path: Any, device: Any) -> Any:
 
 
 def _kind_at(path: Any) -> str | None:
-    """Returns the kind of devices that the mount of a path has, and "cuda" where it has several; None where it is on
-    none.
+    """Returns the kind of devices of a path's mount, or "cuda" if it has several kinds. None if the path is not on a
+    mount.
     """
     try:
         number = os.stat(path).st_dev
@@ -132,7 +131,8 @@ class _WhenImported(importlib.abc.MetaPathFinder):
 
 
 def _patch_models(module: Any) -> None:
-    """Has models that are loaded onto one GPU take shared weights: transformers reads files for the CPU."""
+    """Makes models that are loaded onto one GPU take shared weights. transformers itself reads their files for the
+    CPU."""
     original = module.PreTrainedModel.from_pretrained.__func__
 
     @functools.wraps(original)

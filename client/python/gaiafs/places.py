@@ -1,4 +1,4 @@
-"""Where mapped files are, so that another process, or a forked child, can map them again."""
+"""The places of mapped files, so that another process, or a forked child, can map them again."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from .files import open_file
 
 
 class Place(NamedTuple):
-    """A file: its path, and which file of that name is meant."""
+    """A file: its path, and the identity of the file that is meant."""
 
     path: str
     device: int
     inode: int
 
     def open(self, writable: bool, fds: list[int]) -> None:
-        """Puts a descriptor of the file into fds, which the caller closes. Error ESTALE where it is another file
-        now.
+        """Puts a descriptor of the file into fds, which the caller closes. Raises Error ESTALE if the path names
+        another
+        file now.
         """
         open_file(self.path, writable, fds)
         st = os.fstat(fds[-1])
         if (st.st_dev, st.st_ino) != (self.device, self.inode):
-            raise Error(errno.ESTALE, "another file has the name by now: map that one instead", self.path)
+            raise Error(errno.ESTALE, "the path names another file now: map that one instead", self.path)
 
 
 def place_of(fd: int) -> Place:
-    """Returns where an open file is."""
+    """Returns the place of an open file."""
     st = os.fstat(fd)
     return Place(os.readlink(f"/proc/self/fd/{fd}"), st.st_dev, st.st_ino)

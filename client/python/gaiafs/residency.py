@@ -1,4 +1,4 @@
-"""Bringing files into device memory before they are needed, and looking at what is there."""
+"""Loading files into device memory before they are needed, and showing what is there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .errors import Error, FormatError
 from .files import check_file, named, open_file
 from .window import open_window
 
-STEP = 256 << 20  # bytes between two words on the progress
+STEP = 256 << 20  # bytes between two progress reports
 
 
 def files_of(path: PathLike) -> list[str]:
@@ -26,9 +26,9 @@ def files_of(path: PathLike) -> list[str]:
 def warm(path: PathLike, device: Any = 0, progress: Callable[[str, int, int], None] | None = None) -> int:
     """Loads a file, or the ``*.safetensors`` of a directory or an index, into a device's memory, and returns the bytes.
 
-    Nothing stays mapped: the daemon keeps the bytes there until it needs the room for others, so that whoever maps the
-    file, or loads it with ``load_safetensors``, finds them. progress is called with a file's name, how many of the
-    bytes are loaded, and how many there are.
+        Nothing stays mapped. The daemon keeps the bytes on the device until it needs the memory, so programs that map
+        the file, or load it with ``load_safetensors``, find them there. progress is called with a file's name, the
+        number of bytes that are loaded, and the number of bytes in all.
     """
     return sum(_warm(file, device, progress) for file in files_of(path))
 
@@ -66,7 +66,7 @@ def _size_of(file: str) -> int:
 
 
 def status(mountpoint: PathLike) -> dict[str, Any]:
-    """Returns what the daemon of a mountpoint says about itself: the document of docs/status.md."""
+    """Returns the status of a mountpoint's daemon: the document of docs/status.md."""
     return _core.apart(functools.partial(_status, os.fsdecode(mountpoint)))
 
 
@@ -85,7 +85,7 @@ def _status(name: str) -> dict[str, Any]:
 
 
 def mountpoint_of(path: PathLike) -> str:
-    """Returns the mountpoint that a path is below. The path exists."""
+    """Returns the mountpoint that a path is below. The path must exist."""
     name = os.fsdecode(path)
     try:
         os.stat(name)
@@ -98,13 +98,13 @@ def mountpoint_of(path: PathLike) -> str:
 
 
 def info(path: PathLike) -> dict[str, Any]:
-    """Says what a path is, and what devices hold of it: its files, their tensors where they have any, and the
+    """Returns what a path is, and what devices hold of it: its files, their tensors if they have any, and the
     devices.
     """
     mountpoint = mountpoint_of(path)
     try:
         document = status(mountpoint)
-    except Error as e:  # about the path, since the caller may not know the mountpoint
+    except Error as e:  # report the path, since the caller may not know the mountpoint
         raise Error(e.errno or errno.EIO, e.strerror or "", os.fsdecode(path)) from None
     held = {f.get("inode", f["name"]): f for f in document.get("files") or []}
     found: dict[str, Any] = {"path": os.fsdecode(path), "mountpoint": mountpoint, "devices": document.get("devices") or []}
@@ -122,7 +122,7 @@ def _file_info(file: str, mountpoint: str, held: dict[Any, Any]) -> dict[str, An
         fd = fds[0]
         size = check_file(fd, writable=False)
         below = os.path.relpath(os.path.realpath(file), mountpoint)
-        # By its number: another file may have had the name before.
+        # By inode number, because another file may have had the name before.
         of = held.get(os.fstat(fd).st_ino, held.get(below, {}))
         f: dict[str, Any] = {"name": below, "size_bytes": size, "holders": of.get("holders", []), "views": of.get("views", [])}
         if file.endswith(safetensors.SUFFIX):

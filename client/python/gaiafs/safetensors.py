@@ -1,13 +1,13 @@
-"""The format of model weights: safetensors files, and indexes of several.
+"""The format of model weights: safetensors files, and indexes of several files.
 
-The parser trusts nothing: whatever a file holds, the answer is its tensors or a FormatError that says what is wrong. It
-accepts what the safetensors package (0.8.0) does, but for:
+The parser trusts nothing. Whatever a file contains, the result is its tensors or a FormatError that says what is wrong.
+It accepts what the safetensors package (0.8.0) accepts, except for:
 
-- a key that appears twice, also in metadata or an entry: the format forbids it, and readers differ on which of the two
-  counts;
-- a header that does not begin with "{", which the format forbids, too;
-- shapes of more than 64 dimensions, which NumPy does not take, and sizes that overflow beside one that is zero: whoever
-  computes the strides of such a tensor would be wrong.
+- a key that appears twice, also in the metadata or in an entry: the format forbids it, and readers disagree on which
+one counts;
+- a header that does not begin with "{": the format forbids that, too;
+- shapes of more than 64 dimensions, because NumPy does not take them; and sizes whose product overflows in a shape that
+also has a size of zero, because code that computes the strides of such a tensor would go wrong.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SUFFIX = ".safetensors"
 
 
 class Tensor(NamedTuple):
-    """Where a tensor is: begin and end count bytes of the file."""
+    """The place of a tensor: begin and end are byte offsets in the file."""
 
     name: str
     dtype: DType
@@ -42,7 +42,7 @@ class Tensor(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a file says about itself."""
+    """The contents of a file's header."""
 
     tensors: dict[str, Tensor]
     metadata: dict[str, str]
@@ -59,7 +59,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _integer_of(text: str) -> int:
-    # JSON has it, and readers differ on what it is: an integer or not.
+    # JSON allows it, and readers disagree on whether it is an integer.
     return _no_number(text) if text == "-0" else int(text)
 
 
@@ -68,7 +68,7 @@ def _no_number(text: str) -> Any:
 
 
 def shown(text: object) -> str:
-    """Quotes what a file holds, so that it can be printed: ASCII, and not much of it."""
+    """Quotes text from a file for a message: as ASCII, and shortened."""
     return ascii(text) if len(ascii(text)) < 100 else ascii(text)[:100] + "…"
 
 
@@ -87,7 +87,7 @@ def _parse(text: bytes) -> Any:
         raise FormatError(f"it is not UTF-8 at byte {e.start}") from None
     except RecursionError:
         raise FormatError("it is nested too deeply") from None
-    except ValueError as e:  # JSON's own, and integers with thousands of digits
+    except ValueError as e:  # from the JSON parser, and for integers with thousands of digits
         raise FormatError(f"it is not JSON: {e}") from None
 
 
@@ -97,7 +97,7 @@ def _check_name(name: str) -> None:
 
 
 def _torn(text: str) -> bool:
-    """Whether a text has half of a pair of UTF-16, which JSON can say and UTF-8 cannot."""
+    """Whether a text has half of a surrogate pair, which JSON can express and UTF-8 cannot."""
     return any("\ud800" <= c <= "\udfff" for c in text)
 
 
@@ -106,8 +106,8 @@ def _integer(value: Any) -> bool:
 
 
 def parse_header(text: bytes, data: int) -> Header:
-    """Parses a header. data is how many bytes follow it; offsets in what is returned count from the first byte of
-    them.
+    """Parses a header. data is the number of bytes that follow it. Offsets in the result count from the first of these
+    bytes.
     """
     if not text.startswith(b"{"):
         raise FormatError("the header does not begin with {")
@@ -122,11 +122,11 @@ def parse_header(text: bytes, data: int) -> Header:
     if any(map(_torn, metadata)) or any(map(_torn, metadata.values())):
         raise FormatError("__metadata__ has half a character")
     tensors = [_tensor(name, entry, data) for name, entry in document.items()]
-    # The bytes of the tensors, in order, are all the bytes there are.
+    # The tensors, in order, must cover all the bytes.
     at = 0
     for t in sorted(tensors, key=lambda t: (t.begin, t.end)):
         if t.begin != at:
-            what = "overlaps the one before it" if t.begin < at else f"begins at {t.begin}, which leaves a hole after {at}"
+            what = "overlaps the one before it" if t.begin < at else f"begins at {t.begin}, after a hole at {at}"
             raise FormatError(f"tensor {shown(t.name)} {what}")
         at = t.end
     if at != data:
@@ -150,14 +150,14 @@ def _tensor(name: str, entry: Any, data: int) -> Tensor:
         raise FormatError(f"the shape {of} is not a list of sizes")
     if len(shape) > MAX_DIMENSIONS:
         raise FormatError(f"the shape {of} has {len(shape)} dimensions, more than {MAX_DIMENSIONS}")
-    # With a size of 0 the others could be anything, and overflow whoever computes strides.
+    # If one size is 0, the others could be anything, and their product would overflow in code that computes strides.
     if math.prod(n for n in shape if n) * dtype.bits >= 1 << 63:
         raise FormatError(f"the shape {of} is too large")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(_integer(n) for n in offsets):
         raise FormatError(f"data_offsets {of} are not two integers")
     begin, end = offsets
     if not 0 <= begin <= end <= data:
-        raise FormatError(f"data_offsets {of} are not within the {data} bytes that there are")
+        raise FormatError(f"data_offsets {of} are not within the {data} bytes of data")
     bits = math.prod(shape) * dtype.bits
     if bits != 8 * (end - begin):
         raise FormatError(f"data_offsets {of} have {end - begin} bytes, its shape and dtype {bits / 8:g}")
@@ -165,10 +165,10 @@ def _tensor(name: str, entry: Any, data: int) -> Tensor:
 
 
 def read_header(fd: int) -> Header:
-    """Reads the header of an open file. Offsets in what is returned count from the beginning of the file."""
+    """Reads the header of an open file. Offsets in the result count from the beginning of the file."""
     size = os.fstat(fd).st_size
     if size < 8:
-        raise FormatError(f"the file has {size} bytes, and no room for the length of a header")
+        raise FormatError(f"the file has {size} bytes, too few for the length of a header")
     (n,) = struct.unpack("<Q", _read(fd, 0, 8))
     if n > MAX_HEADER:
         raise FormatError(f"the header says that it has {n} bytes, more than the {MAX_HEADER} that the format allows")
@@ -198,7 +198,7 @@ def about(path: str, e: Exception) -> FormatError:
 
 
 def shards_of(path: PathLike) -> dict[str, list[str] | None]:
-    """Returns the files that a path stands for, each with the tensors to take from it; None stands for all of them."""
+    """Returns the files that a path stands for, each with the tensors to take from it, or None for all of them."""
     name = os.fsdecode(path)
     if os.path.isdir(name):
         try:
@@ -208,7 +208,7 @@ def shards_of(path: PathLike) -> dict[str, list[str] | None]:
         indexes = [f for f in files if f.endswith(INDEX)]
         if len(indexes) > 1:
             if "model" + INDEX not in indexes:
-                raise FormatError(f"{name}: it has several indexes, name one of {', '.join(indexes)}")
+                raise FormatError(f"{name}: it has several indexes; name one of {', '.join(indexes)}")
             indexes = ["model" + INDEX]
         if indexes:
             return _read_index(os.path.join(name, indexes[0]))
@@ -222,7 +222,7 @@ def shards_of(path: PathLike) -> dict[str, list[str] | None]:
 
 
 def _read_index(path: str) -> dict[str, list[str] | None]:
-    fds: list[int] = []  # not open(), whose file an interrupt may leave to the garbage collector, with a warning
+    fds: list[int] = []  # not open(): an interrupt could leave its file to the garbage collector, which then warns
     text = b""
     try:
         open_file(path, False, fds)
@@ -242,9 +242,9 @@ def _read_index(path: str) -> dict[str, list[str] | None]:
 
 
 def parse_index(text: bytes) -> dict[str, list[str]]:
-    """Parses an index: the tensors of each file. Files are below the index's own directory."""
+    """Parses an index: the tensors of each file. The files must be in the index's own directory or below it."""
     try:
-        document = json.loads(text.decode("utf-8"), object_pairs_hook=_object)  # its metadata may have any numbers
+        document = json.loads(text.decode("utf-8"), object_pairs_hook=_object)  # numbers in its metadata are free
     except FormatError:
         raise
     except (RecursionError, ValueError) as e:

@@ -25,12 +25,12 @@ from .mapping import mmap
 from .safetensors import MAX_HEADER
 
 _WORDS = {dtype: word for word, dtype in SAFETENSORS.items()}
-# As safetensors sorts them: the first type's tensors come last.
+# The order in which safetensors sorts types. The first type's tensors come last.
 _ORDER = (
     "BOOL F4 F6_E2M3 F6_E3M2 U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ I16 U16 F16 BF16 I32 U32 F32 C64 F64 I64 U64"
 ).split()
-STEP = 64 << 20  # bytes that are mapped, or in the host's memory, at a time
-_ON_THEIR_WAY = 2  # pieces that go to stable storage while the next one is copied
+STEP = 64 << 20  # bytes that are mapped, or read into host memory, at a time
+_ON_THEIR_WAY = 2  # pieces that are being synced while the next one is copied
 _ADVICE = {
     errno.ENOSPC: "free some space, and save again",
     errno.EDQUOT: "free some space of the quota, and save again",
@@ -41,14 +41,14 @@ _ADVICE = {
 
 
 class _Source(NamedTuple):
-    """A tensor that is to be written."""
+    """A tensor to be written."""
 
     name: str
     word: str
     shape: tuple[int, ...]
     nbytes: int
-    device: Any  # None: its bytes come from part(); else they are of a GPU's, a torch.device, and so is part()
-    part: Callable[[int, int], Any]  # bytes [from, to)
+    device: Any  # None: part() returns host bytes; otherwise a torch.device, and part() returns a tensor on that GPU
+    part: Callable[[int, int], Any]  # returns bytes [from, to)
 
 
 class _Piece(NamedTuple):
@@ -59,18 +59,17 @@ class _Piece(NamedTuple):
 
 
 def save_file(tensors: Mapping[str, Any], path: PathLike, metadata: Mapping[str, str] | None = None) -> None:
-    """Writes tensors into a safetensors file, byte for byte as ``safetensors`` does: ``safetensors.torch.save_file``.
+    """Writes tensors into a safetensors file, byte for byte as ``safetensors.torch.save_file`` does.
 
-    tensors are PyTorch's, NumPy's, or gaiafs.Array, by name. Those of a GPU do not cross the host: a file on a mount
-    is mapped into the memory of that GPU, and they are copied there; such a path has to be on a mount. Others may be
+    tensors are PyTorch's, NumPy's, or gaiafs.Array, by name. Tensors of a GPU do not go through the host: the file is
+    mapped into the memory of that GPU, and they are copied there. So the path must be on a mount. Other tensors may be
     saved anywhere.
 
-    The file appears whole, or not at all: it is written under another name in the same directory, brought to stable
-    storage, and then renamed. What had the name before stays as it was until then. Several entries of metadata are
-    sorted by their names.
+    The file appears whole or not at all. It is written under another name in the same directory, brought to stable
+    storage, and then renamed. Until then, a file with that name stays as it is. Entries of metadata are sorted by name.
 
-    Raises ValueError for tensors that are not contiguous, TypeError for elements that the format has no word for,
-    Error and OSError where the file cannot be written.
+    Raises ValueError for tensors that are not contiguous, TypeError for element types that the format lacks, and Error
+    or OSError if the file cannot be written.
     """
     save(path, tensors, metadata)
 
@@ -78,14 +77,14 @@ def save_file(tensors: Mapping[str, Any], path: PathLike, metadata: Mapping[str,
 def save(
     path: PathLike, tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None, *, device: Any = None
 ) -> None:
-    """Writes a checkpoint: what ``save_file`` writes, in the order of arguments that checkpoints are used to.
+    """Writes a checkpoint: ``save_file`` with the order of arguments that is usual for checkpoints.
 
-    Pieces of 64 MiB of a GPU's tensors go to stable storage while the next one is copied into the mapped file. With
-    device, also those of the CPU go through the memory of that device, which has them then for who loads the file
-    there.
+    While a piece of 64 MiB of a GPU's tensors is copied into the mapped file, earlier pieces go to stable storage. With
+    device, tensors of the CPU also go through the memory of that device. Programs that load the file there then find it
+    in that memory.
 
-    When it returns, all is on stable storage and has the name. When it raises, what had the name is as it was, and
-    nothing else is left; an Error says what to do. Tensors must not change meanwhile.
+    When it returns, the file has its name and is on stable storage. When it raises, a file with that name is as it was,
+    and nothing else is left; an Error says what to do. Tensors must not change during the call.
     """
     sources = sorted((_source(name, t) for name, t in tensors.items()), key=lambda s: s.name)
     sources.sort(key=lambda s: -_ORDER.index(s.word))
@@ -130,7 +129,7 @@ def _forget(temporary: str) -> None:
     try:
         os.unlink(temporary)
     except OSError:
-        pass  # it was not made, or what failed before is to be reported
+        pass  # it was not created, or an earlier failure is to be reported
 
 
 def _header(sources: list[_Source], metadata: Mapping[str, str] | None) -> bytes:
@@ -186,7 +185,7 @@ def _of_torch(name: str, t: Any, torch: Any, of: Array | None = None) -> _Source
         raise ValueError(f"tensor {name!r} is on {t.device}, and has no bytes to write")
     dtype = of.dtype if of is not None else dtype_of(t.dtype)
     shape = of.shape if of is not None else tuple(t.shape)
-    if of is None and dtype.bits == 4:  # PyTorch has pairs
+    if of is None and dtype.bits == 4:  # an element of PyTorch is a pair
         shape = (*shape[:-1], 2 * shape[-1])
     flat = t.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
     n = math.prod(shape) * dtype.bits // 8
@@ -211,7 +210,7 @@ def _pieces(sources: list[_Source], at: int) -> Iterator[_Piece]:
 
 
 def _together() -> Callable[[_Piece], tuple[Any, int]]:
-    """Returns a key for groupby: neighbours on the same device, of not too many bytes, are mapped together."""
+    """Returns a key for groupby. It groups neighbouring pieces on the same device, up to STEP bytes."""
     number, start, end, last = 0, 0, 0, None
 
     def key(p: _Piece) -> tuple[Any, int]:
@@ -225,7 +224,7 @@ def _together() -> Callable[[_Piece], tuple[Any, int]]:
 
 
 class _Syncing:
-    """Mapped pieces on their way to stable storage, a few at a time."""
+    """Mapped pieces that are being synced, a few at a time."""
 
     def __init__(self) -> None:
         self._begun: deque[tuple[Mapped, Future[None]]] = deque()
@@ -239,7 +238,7 @@ class _Syncing:
                 self._end()
         finally:
             for m, _ in self._begun:
-                with contextlib.suppress(OSError):  # something else is to be reported
+                with contextlib.suppress(OSError):  # another failure is to be reported
                     m.close()
 
     def add(self, m: Mapped) -> None:
@@ -255,7 +254,7 @@ class _Syncing:
 
 
 def _store(fd: int, device: Any, run: list[_Piece], syncing: _Syncing) -> None:
-    """Copies pieces into the file, mapped on a device: on the GPU that has them, or from the host."""
+    """Copies pieces into the file, mapped on a device: the GPU that has them or, for host tensors, the given device."""
     begin = run[0].at // 4096 * 4096
     m = mmap(fd, device, "r+", begin, run[-1].at + run[-1].end - run[-1].begin - begin, movable=False)
     try:

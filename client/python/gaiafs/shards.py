@@ -1,4 +1,4 @@
-"""Parts of weights, for programs of which each has a part of every layer (tensor parallelism)."""
+"""Parts of weights, for programs in which each rank has a part of every layer (tensor parallelism)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXPERTS = "experts"
 class Split(NamedTuple):
     """A tensor is divided along a dimension.
 
-    With blocks, this dimension has several tensors side by side, as that of ``gate_up_proj`` has two, and each is
+    With blocks, this dimension consists of several tensors side by side (``gate_up_proj`` has two), and each of them is
     divided.
     """
 
@@ -30,7 +30,7 @@ Rule = int | Split | str | None
 
 
 class Part(NamedTuple):
-    """What one rank has of a tensor: some rows of length bytes. length is 0 where that is nothing."""
+    """A rank's part of a tensor: some rows of length bytes. If the part is empty, length is 0."""
 
     tensor: Tensor
     shape: tuple[int, ...]
@@ -45,7 +45,7 @@ def whole(t: Tensor) -> Part:
 
 
 class ShardPlan:
-    """Says which part of each tensor a rank takes.
+    """Says which part of each tensor a rank gets.
 
     ::
 
@@ -53,8 +53,8 @@ class ShardPlan:
             "model.layers.*.self_attn.q_proj.weight": 0,     # column-parallel: the rank's part of dimension 0
             "model.layers.*.self_attn.o_proj.weight": 1,     # row-parallel: its part of dimension 1
             "model.layers.*.mlp.gate_up_proj.weight": gaiafs.Split(0, blocks=2),  # its part of each half
-            "model.layers.*.mlp.experts.**": "experts",      # whole experts, the rank's share of them
-            "**": None,                                      # everything else is whole on each rank
+            "model.layers.*.mlp.experts.**": "experts",      # the rank's share of the experts, each whole
+            "**": None,                                      # every rank has everything else whole
         })
         weights = gaiafs.load_safetensors(path, device, shard=plan, rank=rank, world=world)
 
@@ -73,25 +73,25 @@ class ShardPlan:
 
     @classmethod
     def from_transformers(cls, config: Any, *, experts: bool = False) -> ShardPlan:
-        """Returns the plan for a model of transformers: of its config, or of the name of its kind ("llama").
+        """Returns the plan for a model of transformers, from its config or from the name of its kind ("llama").
 
-        It is the ``base_model_tp_plan`` of the config; where there is none, or no transformers, it is a table of this
-        package. The output layer is divided by rows of the vocabulary. With experts each rank has whole experts, its
-        share of them, and else a part of each. ValueError where nothing is known of such models.
+        The plan is the config's ``base_model_tp_plan``. If there is none, or no transformers, it comes from a table in
+        this package. The output layer is divided by rows of the vocabulary. With experts, each rank gets its share of
+        the experts, each whole. Otherwise it gets a part of each expert. Raises ValueError for unknown kinds of models.
         """
         from .tpplans import rules_of
 
         return cls(rules_of(config, experts))
 
     def rule_of(self, name: str) -> Rule:
-        """Returns the rule of a tensor. KeyError where there is none."""
+        """Returns the rule of a tensor. Raises KeyError if there is none."""
         for pattern, rule in self._rules:
             if pattern.fullmatch(name):
                 return rule
         raise KeyError(name)
 
     def parts(self, tensors: Iterable[Tensor], rank: SupportsIndex, world: SupportsIndex) -> dict[str, Part]:
-        """Returns what a rank takes, by name. Experts that others take are not there."""
+        """Returns a rank's parts, by name. Experts of other ranks are left out."""
         r, n = operator.index(rank), operator.index(world)
         if n < 1:
             raise ValueError(f"there are {n} ranks")
@@ -136,7 +136,7 @@ def _rule(pattern: str, rule: Any) -> Rule:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _expert(name: str) -> tuple[str, int]:
-    """Returns which experts, and the number of the one."""
+    """Returns the name of a group of experts, and the number of the expert in it."""
     found = re.search(r"(.*(?:^|\.)experts)\.(\d{1,9})(?:\.|$)", name, re.DOTALL)
     if found is None:
         raise ValueError(f"the plan divides experts, and tensor {shown(name)} has no number after 'experts'")
@@ -144,7 +144,7 @@ def _expert(name: str) -> tuple[str, int]:
 
 
 def _experts(names: Iterable[str]) -> dict[str, int]:
-    """Returns how many experts there are in each place."""
+    """Returns the number of experts in each group."""
     found: dict[str, int] = {}
     for name in names:
         where, number = _expert(name)

@@ -1,9 +1,10 @@
-"""Work that no interrupt cuts short.
+"""Runs work that no interrupt cuts short.
 
-Python runs the handlers of signals, KeyboardInterrupt's among them, in the main thread only. What is too long to be
-safe to end at any line runs in a thread that is made for it: mapping and unmapping, where a thread's start does not
-matter much. It would for acquire and release, which may therefore end anywhere. No such thread stays, for programs that
-fork: Python 3.12 and later warn of a fork while the process has another thread.
+Python runs signal handlers, such as KeyboardInterrupt's, in the main thread only. Work that must not end at an
+arbitrary line runs in a thread of its own. That is mapping and unmapping, where starting a thread costs little in
+comparison. For acquire and release it would cost too much, so these are written so that they may end anywhere. The
+threads do not stay, for the sake of programs that fork: Python 3.12 and later warn of a fork while the process has
+another thread.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from .errors import raise_first
 
 _T = TypeVar("_T")
 
-# A thread that waits in the C library would be interrupted by these, and it is not the one that handles them.
+# These would interrupt a thread that waits in the C library, and only the main thread handles them.
 _SIGNALS = signal.valid_signals() - {signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV}
-_SIDE_BY_SIDE = 8  # the most works that together does at once
-_LONGEST_END = 0.05  # seconds that are waited for a thread that has nothing left to do
+_SIDE_BY_SIDE = 8  # how many works together runs concurrently
+_LONGEST_END = 0.05  # how many seconds to wait for a thread that has nothing left to do
 
 
 def run(work: Callable[[], _T], undo: Callable[[_T], None] | None = None) -> _T:
     """Returns what work returns, or raises what it raises.
 
-    An interrupt ends this call at once, and not the work: that goes on to its end, and what it returns then goes to
-    undo. Where no thread can be made, the work runs in the main thread and an interrupt may end it anywhere: while the
-    interpreter finalizes, and where the process may have no more threads (ulimit -u).
+    An interrupt ends this call at once, but not the work. The work runs to its end, and its result then goes to undo.
+    If no thread can be started, the work runs in the main thread, and an interrupt may end it anywhere. That happens
+    while the interpreter finalizes, and if the process may have no more threads (ulimit -u).
     """
     if _thread.get_ident() != threading.main_thread().ident:
         old = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -42,14 +43,14 @@ def run(work: Callable[[], _T], undo: Callable[[_T], None] | None = None) -> _T:
             return work()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, old)
-    if sys.is_finalizing():  # a thread would end as soon as it wants to run Python, and nobody would answer
+    if sys.is_finalizing():  # a thread would end at its first line of Python, and this would wait for ever
         return work()
     job = _Job(work, undo)
     begun: list[int] = []
     try:
         try:
             begun.extend(map(_thread.start_new_thread, (job.run,), ((),)))
-        except RuntimeError:  # there are no more threads
+        except RuntimeError:  # no more threads are allowed
             return work()
         job.ended.get()
         job.wanted.put(True)
@@ -63,9 +64,9 @@ def run(work: Callable[[], _T], undo: Callable[[_T], None] | None = None) -> _T:
 
 
 def together(works: Sequence[Callable[[], _T]], undo: Callable[[_T], None]) -> list[_T]:
-    """Returns what the works return, some of which go on side by side. For work of run.
+    """Runs several works, some of them concurrently, and returns their results. It is itself run as the work of run.
 
-    Where one fails, none is begun any more, what the others returned goes to undo, and the first failure is raised.
+    When one fails, no further work begins, undo gets the results of the others, and the first failure is raised.
     """
     todo = deque(enumerate(works))
     results: dict[int, _T] = {}
@@ -90,7 +91,7 @@ def together(works: Sequence[Callable[[], _T]], undo: Callable[[_T], None]) -> l
             _thread.start_new_thread(go_on, ())
             others += 1
     except RuntimeError:
-        pass  # there are no more threads
+        pass  # no more threads are allowed
     go_on()
     mine = _thread.get_native_id()
     for thread in [ended.get() for _ in range(others + 1)]:
@@ -101,13 +102,13 @@ def together(works: Sequence[Callable[[], _T]], undo: Callable[[_T], None]) -> l
             try:
                 undo(made)
             except Exception:
-                pass  # the first failure is the one to report
+                pass  # only the first failure is reported
         raise_first(failures)
     return [results[i] for i in range(len(works))]
 
 
 def _wait_for(thread: int) -> None:
-    """Waits until the kernel has no such thread. A thread that has ended in Python may still be counted for a
+    """Waits until the kernel has removed a thread. A thread that has ended in Python may still be counted for a
     moment.
     """
     task, until = f"/proc/self/task/{thread}", time.monotonic() + _LONGEST_END
@@ -116,7 +117,7 @@ def _wait_for(thread: int) -> None:
 
 
 class _Job(Generic[_T]):
-    """Work in a thread. The main thread tells it in ``wanted`` whether the result still matters."""
+    """Work in a thread. The main thread tells it through ``wanted`` whether the result still matters."""
 
     def __init__(self, work: Callable[[], _T], undo: Callable[[_T], None] | None) -> None:
         self._work, self._undo = work, undo
@@ -142,16 +143,16 @@ class _Job(Generic[_T]):
             while self._undo is not None:
                 self._undo(self.results.pop())
         except Exception:
-            pass  # there is no result, or nobody is there to be told
+            pass  # there is no result, or nowhere to report the failure
 
     def discard_apart(self) -> None:
-        """Has the result undone also where the thread was told before that it matters."""
+        """Undoes the result even if the thread was told before that it matters."""
         if self.results and self._undo is not None:
             try:
                 _thread.start_new_thread(self._discard, ())
             except RuntimeError:
-                pass  # the garbage collector's
+                pass  # garbage collection will undo it
 
     def wait_for_thread(self) -> None:
-        if _thread._count() <= 1:  # where there are others, the wait for the interpreter's lock may be long
+        if _thread._count() <= 1:  # with more threads, getting the interpreter's lock back may take long
             _wait_for(self._thread)

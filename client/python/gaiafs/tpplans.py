@@ -1,10 +1,10 @@
-"""Plans for models of transformers: which part of each tensor a rank of a tensor-parallel program has."""
+"""Plans for models of transformers: which part of each tensor a rank of a tensor-parallel program gets."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# What transformers calls the ways to divide a module, and what becomes of its weight: columns, rows or nothing.
+# transformers' names for the ways to divide a module, by how they divide its weight: columns, rows or not at all.
 _COLUMNS = {"colwise", "colwise_rep", "colwise_gather_output", "local_colwise"}
 _ROWS = {"rowwise", "rowwise_rep", "rowwise_split_input", "local_rowwise"}
 _PACKED_COLUMNS = {"packed_colwise", "local_packed_colwise"}
@@ -15,7 +15,7 @@ _WHOLE = {
     *("isolated", "ep_router", "ep_dispatch_experts", "moe_tp_experts"),
 }
 
-# Where checkpoints have the model that a plan is for.
+# The prefixes under which checkpoints have the model that a plan describes.
 _PREFIXES = ("model.", "", "model.language_model.", "language_model.model.")
 _ATTENTION = {
     **dict.fromkeys((f"layers.*.self_attn.{n}_proj" for n in "qkv"), "colwise"),
@@ -28,7 +28,7 @@ _TABLE = {
     "mixtral": {**_ATTENTION, **_EXPERTS},
     **dict.fromkeys(("qwen2_moe", "qwen3_moe"), {**_ATTENTION, **_MLP, **_EXPERTS}),
 }
-# What no plan divides: norms, embeddings, routers.
+# Tensors that no plan divides: norms, embeddings, routers.
 _REPLICATED = (
     *("embed_tokens.weight", "norm.weight", "norm.bias", "layers.*.*norm*.weight", "layers.*.*norm*.bias"),
     *("layers.*.self_attn.*norm*.weight", "layers.*.self_attn.rotary_emb.inv_freq"),
@@ -42,7 +42,7 @@ def rules_of(config: Any, experts: bool = False) -> dict[str, Any]:
 
     rules: dict[str, Any] = {}
     plan = dict(_plan_of(config))
-    if any(".experts" in module for module in plan):  # files have experts one by one, whatever the model makes of them
+    if any(".experts" in module for module in plan):  # files have experts one by one, even if the model fuses them
         for column in (
             "mlp.experts.*.gate_proj",
             "mlp.experts.*.up_proj",
@@ -63,11 +63,11 @@ def rules_of(config: Any, experts: bool = False) -> dict[str, Any]:
                     rules.setdefault(f"{prefix}{module}{suffix}", rule)
         for name in _REPLICATED:
             rules.setdefault(f"{prefix}{name}", None)
-    return {**rules, "lm_head.weight": 0}  # which transformers divides in every model
+    return {**rules, "lm_head.weight": 0}  # transformers divides it in every model
 
 
 def _divided(module: str, style: str) -> dict[str, Any] | None:
-    """Returns the rules of a module's tensors, by what comes after its name. Fused experts are tensors themselves."""
+    """Returns the rules of a module's tensors, by the suffix of their names. Fused experts are tensors themselves."""
     from .shards import Split
 
     if style in _COLUMNS:
@@ -88,7 +88,7 @@ def _divided(module: str, style: str) -> dict[str, Any] | None:
 
 
 def _plan_of(config: Any) -> dict[str, str]:
-    """Returns what a config says of the modules below its base model."""
+    """Returns a config's plan for the modules below its base model."""
     kind = config if isinstance(config, str) else getattr(config, "model_type", None)
     if isinstance(config, str):
         try:

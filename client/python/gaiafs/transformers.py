@@ -1,4 +1,4 @@
-"""Models of Hugging Face's transformers, on weights that all processes share.
+"""Models of Hugging Face's transformers, with weights that all processes share.
 
 ::
 
@@ -7,9 +7,8 @@
 
     model = gaiafs.transformers.from_pretrained(AutoModelForCausalLM, "/mnt/data/llama", device=0)
 
-transformers itself builds the model and puts the weights in: names, buffers, tied weights, dtypes, missing and
-unexpected keys are what its own ``from_pretrained`` makes of them. It is given the shared tensors where it would
-otherwise read files.
+transformers itself builds the model and loads the weights. Its own ``from_pretrained`` handles names, buffers, tied
+weights, dtypes, and missing or unexpected keys. It gets the shared tensors instead of reading files.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from .safetensors import shards_of
 from .weights import Private, Weights, load, make_private
 
 _FILES = ("model.safetensors", "model.safetensors.index.json")  # in the order in which transformers looks for them
-_OLDEST = (4, 56)  # whose from_pretrained takes dtype
+_OLDEST = (4, 56)  # the first version whose from_pretrained takes dtype
 _loaded: weakref.WeakKeyDictionary[Any, Weights] = weakref.WeakKeyDictionary()
 _patched = threading.RLock()
 
@@ -40,19 +39,19 @@ def from_pretrained(
     """Returns a model whose parameters are the tensors of ``load_safetensors``, shared with every process that loads
     them.
 
-    cls is a class of models (``LlamaForCausalLM``) or an auto class (``AutoModelForCausalLM``). path is a directory
-    on a mount that ``save_pretrained`` wrote or that was downloaded. options are those of ``cls.from_pretrained``:
-    ``dtype``, ``attn_implementation``, ``output_loading_info`` and so on; those that choose files, devices or
-    quantization are not taken. private is as in ``load_safetensors``, by the names in the files; what is merged, see
-    below, has the model's name.
+    cls is a model class (``LlamaForCausalLM``) or an auto class (``AutoModelForCausalLM``). path is a directory on a
+    mount, written by ``save_pretrained`` or downloaded. options are those of ``cls.from_pretrained``: ``dtype``,
+    ``attn_implementation``, ``output_loading_info`` and so on. Options that choose files, devices or quantization are
+    refused. private is as in ``load_safetensors``, with the names in the files; merged tensors (see below) have the
+    model's names.
 
-    The model is in evaluation mode, and its parameters require no gradient: they cannot be trained, and a store into
-    one ends the process's context of CUDA. Buffers are this process's own.
+    The model is in evaluation mode, and its parameters require no gradient. They cannot be trained, and a store into
+    one ends the process's CUDA context. Buffers belong to this process.
 
-    What transformers concatenates or stacks (the experts of Mixtral or Qwen, which files have one by one) is shared,
-    too: the device has it in the model's order. A parameter becomes a copy of this process alone where transformers
-    makes another tensor of what is in the files: for a dtype that is not theirs, or what it transposes, say. A
-    ``gaiafs.CopiedWarning`` says how much memory these take.
+    Tensors that transformers concatenates or stacks are shared, too: the device has them in the model's order. These
+    are, for example, the experts of Mixtral or Qwen, which the files have one by one. A parameter becomes a copy of
+    this process alone if transformers makes another tensor from what the files have: for another dtype, for example, or
+    by transposing. A ``gaiafs.CopiedWarning`` says how much memory the copies take.
     """
     import torch
     import transformers
@@ -69,13 +68,13 @@ def from_pretrained(
     if config is None:
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=options.get("trust_remote_code"))
     if getattr(config, "quantization_config", None) is not None:
-        raise ValueError(f"{name}: quantized models cannot be shared so: use load_safetensors")
+        raise ValueError(f"{name}: quantized models cannot be shared in this way: use load_safetensors")
     cls = _class_of(cls, config)
     files = [f for f in (os.path.join(name, file) for file in _FILES) if os.path.exists(f)]
     names = shards_of(files[0] if files else name)
 
     def make(merging: Merging | None) -> tuple[Any, Any, Weights]:
-        """Returns what transformers returns, the model of it, and the model's weights."""
+        """Returns what transformers returns, the model in it, and the model's weights."""
         weights = load(names, device, "torch", group=merging.groups if merging is not None else None)
         make_private(weights, private)
         where = next((t.device for t in weights.values()), torch.device("cpu"))
@@ -87,7 +86,7 @@ def from_pretrained(
 
     found, model, weights = _merged(make, Merging(cls, config)) or make(None)
     if model.can_generate() and options.get("generation_config") is None:
-        with contextlib.suppress(OSError):  # the model has made one of its config, then
+        with contextlib.suppress(OSError):  # without that file, the model has made one from its config
             model.generation_config = transformers.GenerationConfig.from_pretrained(name)
     model.config.name_or_path = model.name_or_path = name
     model.requires_grad_(False)
@@ -97,14 +96,14 @@ def from_pretrained(
 
 
 def weights_of(model: Any) -> Weights:
-    """Returns the tensors that a model was made of, to ``acquire`` changes of the files. KeyError where it is no such
+    """Returns the tensors that a model was made of, to ``acquire`` changes of the files. Raises KeyError for any other
     model.
     """
     return _loaded[model]
 
 
 def _merged(make: Callable[[Merging], tuple[Any, Any, Weights]], merging: Merging) -> tuple[Any, Any, Weights] | None:
-    """Makes a model of merged tensors. None, and a warning, where transformers does not take them as its own."""
+    """Makes a model of merged tensors. If transformers does not take them as its own, it warns and returns None."""
     try:
         found, model, weights = make(merging)
         if not (missed := merging.missed(model, weights)):
@@ -120,7 +119,7 @@ def _merged(make: Callable[[Merging], tuple[Any, Any, Weights]], merging: Mergin
 
 
 def _class_of(cls: Any, config: Any) -> Any:
-    """Returns the class of models that an auto class chooses."""
+    """Returns the model class that an auto class chooses."""
     mapping = getattr(cls, "_model_mapping", None)
     if mapping is None:
         return cls
@@ -128,7 +127,7 @@ def _class_of(cls: Any, config: Any) -> Any:
         raise ValueError(f"{cls.__name__} has no class of models for {type(config).__name__}")
     try:
         from transformers.models.auto.auto_factory import _get_model_class
-    except ImportError:  # the public way makes a model without weights, which takes longer
+    except ImportError:  # the public way builds a model without weights, which takes longer
         import torch
 
         with torch.device("meta"):
@@ -138,9 +137,9 @@ def _class_of(cls: Any, config: Any) -> Any:
 
 @contextlib.contextmanager
 def _without_warmup() -> Iterator[None]:
-    """Has transformers not take memory for a second copy of the weights before it puts them in.
+    """Keeps transformers from allocating memory for a second copy of the weights before it loads them.
 
-    It means to make allocations faster. There are none here, and PyTorch would keep the memory.
+    That is meant to make allocations faster. Shared weights need no allocations, and PyTorch would keep the memory.
     """
     from transformers import modeling_utils
 
@@ -162,8 +161,8 @@ def _tell_of_copies(name: str, model: Any, weights: Weights) -> None:
     if copied:
         warnings.warn(
             f"{name}: {len(copied)} of {len(parameters)} parameters are copies of this process alone, of "
-            f"{sum(p.numel() * p.element_size() for p in copied)} bytes, since the model has them in another dtype or form than "
-            "the files. Pass dtype='auto' for that of the files",
+            f"{sum(p.numel() * p.element_size() for p in copied)} bytes, because the model has them in another dtype or form "
+            "than the files. Pass dtype='auto' to use that of the files",
             CopiedWarning,
             stacklevel=3,
         )

@@ -1,4 +1,4 @@
-"""Views: read-only memory of devices with chosen bytes of files, in a layout of its own."""
+"""Views: read-only device memory with chosen bytes of files, in a layout of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .memory import Memory
 from .places import Place, place_of
 from .window import Window
 
-ALIGN = 256  # what allocators of device memory give, and every kernel likes
+ALIGN = 256  # the alignment of CUDA's allocators, which suits every kernel
 MAX_SEGMENTS = 1 << 19
 MAX_ROWS = 1 << 23
 MAX_FILES = 1 << 14
@@ -28,18 +28,19 @@ AnyFile = Union[PathLike, HasFileno, int]  # noqa: UP007 - PathLike has names of
 
 
 class Segment(NamedTuple):
-    """count rows of length bytes: the first at offset of the file, each other one stride bytes after the one before
-    it."""
+    """count rows of length bytes of a file. The first row begins at offset, each further row stride bytes after the one
+    before.
+    """
 
     offset: int
     length: int
     stride: int = 0
     count: int = 1  # type: ignore[assignment]
-    file: int = 0  #: which of the view's files, from 0
+    file: int = 0  #: an index into the view's files
 
 
 class Plan(NamedTuple):
-    """What a view is made of, as the C library takes it."""
+    """A view's segments and alignment, in the form that the C library takes."""
 
     segments: array[int]  # four numbers each
     files: array[int]
@@ -48,7 +49,7 @@ class Plan(NamedTuple):
 
 
 def plan(segments: Iterable[Any], files: int, align: SupportsIndex = ALIGN) -> Plan:
-    """Checks what the C library cannot see: that the numbers are numbers, and that they fit."""
+    """Checks that all numbers are integers and fit into the C types. The C library checks the rest."""
     step = operator.index(align)
     if not 0 < step < 1 << 63:
         raise ValueError(f"the alignment {step} is not a power of two up to 2 MiB")
@@ -78,17 +79,16 @@ def plan(segments: Iterable[Any], files: int, align: SupportsIndex = ALIGN) -> P
 class View(Memory):
     """Chosen bytes of files in a device's memory, each segment at an aligned address, from ``gaiafs.view``.
 
-    It is only read, and shared by all processes of a user that ask for the same segments of the same files on that
-    device. What others released or wrote is seen here after ``acquire``, which copies again what changed, and nothing
-    else. Bytes past the end of a file are zeros, and so are those between segments. Pickled, it is made again where it
-    is unpickled, as a mapping is.
+    A view is read-only. All processes of a user that ask for the same segments of the same files on that device share
+    it. After ``acquire`` it shows what others released or wrote; only changed bytes are copied again. Bytes past the
+    end of a file and between segments are zeros. A view can be pickled; unpickling makes it again, as for a mapping.
     """
 
     def __init__(self, window: Window, offsets: list[int], made_of: Plan) -> None:
         super().__init__(window)
         self._plan = made_of
-        self.offsets = tuple(offsets)  #: where each segment begins in the view
-        self.sizes = tuple(made_of.sizes)  #: the bytes of each segment
+        self.offsets = tuple(offsets)  #: the position of each segment in the view
+        self.sizes = tuple(made_of.sizes)  #: the size of each segment in bytes
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
         w = self._window
@@ -111,24 +111,25 @@ class View(Memory):
         return self.offsets[n], self.sizes[n]
 
     def array(self, i: SupportsIndex, dtype: Any = None, shape: Any = None, *, misaligned: bool = False) -> Array:
-        """Returns a segment, for every library that speaks DLPack or an array interface.
+        """Returns a segment as an array, for every library that supports DLPack or an array interface.
 
         dtype, shape and misaligned are those of ``Mapping.array``. Without a shape the array is as long as the segment.
         """
         return self._array(dtype, shape, *self._segment(i), misaligned)
 
     def buffer(self, i: SupportsIndex) -> memoryview:
-        """Returns a segment on an emulated device as bytes; BufferError for a GPU's."""
+        """Returns a segment on an emulated device as bytes. Raises BufferError for a GPU."""
         return buffer(self.array(i, "uint8", misaligned=True))
 
     def numpy(self, i: SupportsIndex, dtype: Any = "uint8", shape: Any = None) -> Any:
-        """Returns a segment on an emulated device as a NumPy array; BufferError for a GPU's. See ``Mapping.numpy``."""
+        """Returns a segment on an emulated device as a NumPy array. Raises BufferError for a GPU. See
+        ``Mapping.numpy``."""
         return self._numpy(dtype, shape, *self._segment(i))
 
     def tensor(self, i: SupportsIndex, dtype: Any = None, shape: Any = None, *, misaligned: bool = False) -> Any:
         """Returns a segment as a PyTorch tensor, on the view's GPU, or on the CPU for an emulated device.
 
-        PyTorch has no read-only tensors: a store into this one ends the process or, on a GPU, its CUDA context. A
+        PyTorch has no read-only tensors. A store into this one ends the process or, on a GPU, its CUDA context. A
         ReadOnlyWarning says so.
         """
         return self._tensor(self.array(i, dtype, shape, misaligned=misaligned))
@@ -142,15 +143,15 @@ def view(
     align: SupportsIndex = ALIGN,
     lazy: bool = False,
 ) -> View:
-    """Maps chosen bytes of a file, or of several files of one mount, each segment at an aligned address.
+    """Maps chosen bytes of one or more files of one mount, each segment at an aligned address.
 
-    files is what ``gaiafs.mmap`` takes, or a sequence of it. A segment is ``(offset, length)``, ``(offset, length,
-    stride, count)`` or a ``gaiafs.Segment``, whose ``file`` says which file it is of. Segments may overlap, repeat,
-    come in any order and reach past the end of the file. align is a power of two up to 2 MiB. With lazy nothing is
-    fetched before the first acquire.
+    files is one file as ``gaiafs.mmap`` takes it, or a sequence of files. A segment is ``(offset, length)``, ``(offset,
+    length, stride, count)`` or a ``gaiafs.Segment``, whose ``file`` is an index into files. Segments may overlap,
+    repeat, come in any order and reach past the end of the file. align is a power of two up to 2 MiB. With lazy,
+    nothing is fetched before the first acquire.
 
-    Raises what ``gaiafs.mmap`` does, and Error EINVAL or EOVERFLOW for segments that there cannot be; the words say
-    which.
+    Raises what ``gaiafs.mmap`` raises, and Error EINVAL or EOVERFLOW for invalid segments; the message names the
+    segment.
     """
     single = isinstance(files, (str, bytes, os.PathLike, int)) or hasattr(files, "fileno")
     several: Sequence[AnyFile] = [files] if single else list(files)  # type: ignore[list-item, arg-type]
@@ -164,7 +165,7 @@ def view(
 
 
 def _again(places: Sequence[Place], p: Plan, device: int, flags: int) -> View:
-    """Makes a view as another process did: what pickle calls."""
+    """Makes a view again in another process: what pickle calls."""
 
     def opened(fds: list[int]) -> tuple[str | None, Plan]:
         for place in places:
@@ -175,9 +176,8 @@ def _again(places: Sequence[Place], p: Plan, device: int, flags: int) -> View:
 
 
 def make_view(opened: Callable[[list[int]], tuple[str | None, Plan]], files: int, device: Device, flags: int) -> View:
-    """Makes a view of so many files, which opened puts into its list of descriptors.
-
-    It returns what the view is called, and what it is made of.
+    """Makes a view of a number of files. opened puts their descriptors into its list, and returns the view's name and
+    plan.
     """
     fds: list[int] = []
     closing = map(os.close, iter(fds.pop, None))
@@ -194,12 +194,13 @@ def make_view(opened: Callable[[list[int]], tuple[str | None, Plan]], files: int
             try:
                 any(closing)
             except IndexError:
-                pass  # all that were left
+                pass  # the list is empty
     return View(window, offsets, p)
 
 
 def open_sized(file: AnyFile, fds: list[int]) -> tuple[str | None, int]:
-    """Puts a descriptor for reading into fds, which the caller closes, and returns the file's name and size."""
+    """Opens a file for reading. Puts the descriptor into fds, which the caller closes, and returns the name and
+    size."""
     name = open_file(file, False, fds)
     try:
         return name, check_file(fds[-1], writable=False)
@@ -208,13 +209,13 @@ def open_sized(file: AnyFile, fds: list[int]) -> tuple[str | None, int]:
 
 
 def open_view(fds: list[int], p: Plan, size: int, name: str | None, device: Device, flags: int) -> Window:
-    """Maps a view of all these files, and closes them. For _core.apart: an interrupted caller closes them, too."""
+    """Maps a view of the files in fds, and closes them. For _core.apart: an interrupted caller closes them, too."""
     mine: list[int] = []
     expected = len(fds)
     try:
         take(fds, mine)
         if len(mine) != expected:
-            raise Error(errno.EINTR)  # which nobody hears of
+            raise Error(errno.EINTR)  # the caller was interrupted, so nobody sees this
         return Window(
             lambda: _core.map_view(mine, p.segments, p.files, p.align, device, flags),
             *(name, 0, size, False, list(map(place_of, mine)), bool(flags & _core.LAZY)),
@@ -233,7 +234,7 @@ def take(fds: list[int], into: list[int]) -> None:
 
 
 def close_all(fds: list[int]) -> None:
-    """Closes descriptors, in one step, which no interrupt tears apart."""
+    """Closes descriptors in one step, which no interrupt can cut short."""
     try:
         any(map(os.close, iter(fds.pop, None)))
     except IndexError:

@@ -34,38 +34,38 @@ class Weights(dict[str, Any]):
 
     def __init__(self, framework: str, shared: dict[str, Array], windows: list[Window]) -> None:
         self.version: int | None = None
-        """The version that the tensors have since the last acquire: see there. None before."""
+        """The version that the tensors have since the last acquire: see there. None before the first one."""
         super().__init__({name: tensor_of(a, framework) for name, a in shared.items()})
         self._framework, self._shared, self._windows = framework, shared, windows
 
     def acquire(self, *, stream: Any = None, at_least: int = 0, timeout: float | None = None) -> int:
-        """Brings the shared tensors up to date, and returns how many pages of them had changed.
+        """Brings the shared tensors up to date, and returns how many of their pages had changed.
 
-        Only what changed in the files is copied, to where it was: tensors and their addresses stay. On a GPU it first
-        waits for the work that was begun, of stream or of the whole device. Files that were replaced (renamed over)
-        are not followed.
+        Only the bytes that changed in the files are copied, into the same memory: tensors and their addresses stay. On
+        a GPU it first waits for the work that was begun, in stream or in the whole device. It does not follow files
+        that were replaced (renamed over).
 
-        Of each group that a writer released (``gaiafs.atomic``) the tensors have everything then, or nothing;
-        ``version`` is that of the newest. With at_least it waits for that version or a later one: see
+        The tensors then show all of each group that a writer released (``gaiafs.atomic``), or nothing of it.
+        ``version`` is the version of the newest group. With at_least it waits for that version or a later one: see
         ``gaiafs.acquire``.
         """
         handle = stream_of(stream)
         pages = sum(w.request(_core.ACQUIRE, 0, w.length, stream=handle) for w in self._windows)
-        if not self._windows:  # all tensors are private
+        if not self._windows:  # all tensors are private copies
             return 0
         try:
             self.version = acquire_windows([(w, 0, w.length) for w in self._windows], at_least, timeout)
         except Error as e:
-            if at_least or e.errno != errno.ENOTSUP:  # a daemon that has no groups
+            if at_least or e.errno != errno.ENOTSUP:  # the daemon has no groups
                 raise
         return pages
 
     def private(self, *patterns: str) -> dict[str, Any]:
-        """Puts copies of this process alone in the place of tensors, and returns them. They may be stored into.
+        """Replaces tensors by copies of this process alone, and returns the copies. They may be stored into.
 
-        In patterns, ``*`` stands for anything; without patterns it is all tensors. ValueError for a pattern that no
-        name matches. The copies take device memory of their own, and no acquire changes them. Tensors that the caller
-        has already, also those that a model was given, stay the shared ones.
+        In patterns, ``*`` stands for anything. Without patterns it copies all tensors. Raises ValueError for a pattern
+        that matches no name. The copies take their own device memory, and no acquire changes them. Tensors that the
+        caller has taken already, including those that a model was given, stay the shared ones.
         """
         names: dict[str, None] = {}
         for pattern in patterns or ("*",):
@@ -108,11 +108,11 @@ def window_of(a: Array) -> Window:
 
 
 class _Batch(NamedTuple):
-    """A view, and what it has of files."""
+    """A view, and the runs that it has."""
 
     runs: list[Run]
     plan: Plan
-    offsets: list[int]  # of the runs
+    offsets: list[int]  # of the runs, in the view
     size: int
 
 
@@ -123,7 +123,7 @@ class _File:
         self.path = path
 
     def open(self, names: list[str] | None, fds: list[int]) -> list[Tensor]:
-        """Opens it, and returns the tensors that are wanted of it."""
+        """Opens the file, and returns the wanted tensors."""
         open_file(self.path, False, fds)
         self.fd = fds[-1]
         try:
@@ -136,28 +136,29 @@ class _File:
                 return list(self.header.tensors.values())
             for name in names:
                 if name not in self.header.tensors:
-                    raise FormatError(f"the index places tensor {shown(name)} here, and it is not")
+                    raise FormatError(f"the index places tensor {shown(name)} in this file, which does not have it")
             return [self.header.tensors[name] for name in names]
         except FormatError as e:
             raise about(self.path, e) from None
 
 
 class _Maker:
-    """Makes the views of one file or, of tensors that are made of several files' parts, those of these files. So a file
-    is open twice at most, until the views are there."""
+    """Makes the views of one file. For tensors that are made of parts of several files, it makes the views of those
+    files. So a file is open at most twice, until the views exist.
+    """
 
     def __init__(self, files: list[_File], runs: list[Run], places: dict[str, int], fds: list[int]) -> None:
-        """places says which of the files a tensor is in. fds has the descriptors that the caller closes."""
+        """places says in which of the files a tensor is. The caller closes the descriptors in fds."""
         self.files = files
         self.batches = _batches(runs, places)
         self.fds = [f.fd for f in files]
-        if len(files) > 1:  # these have makers of their own
+        if len(files) > 1:  # each of these files also has a maker of its own
             first = len(fds)
-            fds.extend(map(fcntl.fcntl, self.fds, *map(itertools.repeat, (fcntl.F_DUPFD_CLOEXEC, 3))))  # in one step
+            fds.extend(map(fcntl.fcntl, self.fds, *map(itertools.repeat, (fcntl.F_DUPFD_CLOEXEC, 3))))  # one step
             self.fds = fds[first:]
 
     def map(self, fds: list[int], device: Device, flags: int) -> list[Window]:
-        """Makes the views. For _core.apart: an interrupted caller may have closed the descriptors."""
+        """Makes the views. For _core.apart: an interrupted caller may have closed the descriptors already."""
         mine: list[int] = []
         windows: list[Window] = []
         name = self.files[0].path if len(self.files) == 1 else None
@@ -166,7 +167,7 @@ class _Maker:
                 try:
                     fds.remove(fd)
                 except ValueError:
-                    raise Error(errno.EINTR) from None  # which nobody hears of
+                    raise Error(errno.EINTR) from None  # the caller was interrupted, so nobody sees this
                 mine.append(fd)
             for b in self.batches:
                 make = functools.partial(
@@ -189,7 +190,7 @@ class _Maker:
 
 
 def _close(windows: list[Window]) -> None:
-    """Gives views back, where something else is to be reported."""
+    """Gives views back while another failure is being reported."""
     for w in windows:
         try:
             w.close()
@@ -198,13 +199,13 @@ def _close(windows: list[Window]) -> None:
 
 
 def _batches(runs: Iterable[Run], places: dict[str, int]) -> list[_Batch]:
-    """Divides what is wanted of files into as many views as it takes, in the order of the files. Mostly that is one."""
+    """Divides the runs into as few views as they fit into, in the order of the files. Mostly that is one."""
 
     def order(run: Run) -> tuple[int, int, int]:
         return min((places[p.tensor.name], p.offset, p.tensor.end) for p in run.parts)
 
     full = sorted((run for run in runs if run.length), key=order)
-    gaps = int(alignment(full, ALIGN) < ALIGN)  # which are segments, too
+    gaps = int(alignment(full, ALIGN) < ALIGN)  # gaps take segments, too
     groups: list[list[Run]] = []
     rows = segments = 0
     for run in full:
@@ -214,12 +215,12 @@ def _batches(runs: Iterable[Run], places: dict[str, int]) -> list[_Batch]:
             groups.append([])
             segments, rows = pieces, its_rows
         groups[-1].append(run)
-    # Files without a byte of tensors are mapped, too: what is wrong with the device or the mount is to be known.
+    # Map files without tensor bytes, too, so that problems of the device or the mount are reported.
     return [_batch(group, places) for group in groups or [[]]]
 
 
 def _batch(runs: list[Run], places: dict[str, int]) -> _Batch:
-    """Plans a view in which each run begins at a multiple of ALIGN, and has its parts without gaps between them."""
+    """Plans a view in which each run begins at a multiple of ALIGN. The parts of a run have no gaps between them."""
     align = alignment(runs, ALIGN)
     segments: list[tuple[int, int, int, int, int]] = []
     first: list[int] = []
@@ -228,7 +229,7 @@ def _batch(runs: list[Run], places: dict[str, int]) -> _Batch:
         if gap := -at % align:
             at += gap
         if gap := -at % ALIGN:
-            segments.append((0, gap, 0, 1, 0))  # whatever bytes
+            segments.append((0, gap, 0, 1, 0))  # a gap with arbitrary bytes
             at += gap
         first.append(len(segments))
         segments += [(p.offset, p.length, p.stride, p.rows, places[p.tensor.name]) for p in run.parts if p.length]
@@ -251,21 +252,21 @@ def load_safetensors(
 ) -> Weights:
     """Returns the tensors of safetensors files, in the one copy that all processes of the machine share on the device.
 
-    path is a file, a directory with files, or an ``*.safetensors.index.json``, whose files are loaded side by side.
-    framework is "torch", "numpy" (on emulated devices) or "array" (gaiafs.Array); without it, it is "torch" where
-    PyTorch is installed.
+    path is a file, a directory with files, or an ``*.safetensors.index.json``; its files are loaded concurrently.
+    framework is "torch", "numpy" (on emulated devices) or "array" (gaiafs.Array). The default is "torch" if PyTorch is
+    installed, otherwise "numpy".
 
-    Every tensor begins at a multiple of 256 bytes, wherever it is in the file: the device's memory is a view
+    Every tensor begins at a multiple of 256 bytes, wherever it is in the file, because the device's memory is a view
     (``gaiafs.view``). Processes of a user that load the same file, or the same part of it, share the view.
 
-    The tensors keep the memory, and so does the dict; with the last of them it goes. A store into one ends the
-    process or, on a GPU, its CUDA context. Tensors that are to be stored into are made private, which costs a copy
-    for this process alone: private is True for all, or the names or patterns (``"*.scale"``) of some. See
-    ``Weights.private`` and ``Weights.acquire``.
+    The tensors and the dict keep the memory alive; it goes with the last of them. A store into a tensor ends the
+    process or, on a GPU, its CUDA context. private makes tensors that may be stored into, which costs a copy for this
+    process alone. It is True for all tensors, or the names or patterns (``"*.scale"``) of some. See ``Weights.private``
+    and ``Weights.acquire``.
 
-    With shard the tensors are the parts that the plan gives to rank, one of world (see ``ShardPlan``).
+    With shard, the tensors are the parts that the plan gives to rank, one of world ranks (see ``ShardPlan``).
 
-    With fuse some tensors take the place of those that they are made of. It maps the name of each to those of its
+    With fuse, some tensors replace the tensors that they are made of. It maps the name of each to the names of its
     pieces, which are concatenated along dimension 0::
 
         fuse = {
@@ -273,13 +274,14 @@ def load_safetensors(
             "layers.*.experts.gate_up": ["layers.*.experts.#.gate.weight", "layers.*.experts.#.up.weight"],
         }
 
-    ``*`` stands for anything without a dot, the same in all names of a rule. With ``#``, which stands for a number,
-    what is made for each number is stacked along a new first dimension. A shard is divided before: plans have rules for
-    names in the files, and a rank gets what is made of its parts. Processes share a fused tensor where they fuse alike.
+    ``*`` stands for anything without a dot, the same in all names of a rule. ``#`` stands for a number; the results for
+    all numbers are stacked along a new first dimension. Shards are divided before tensors are fused: plans have rules
+    for the names in the files, and a rank gets tensors made of its parts. Processes share a fused tensor if they fuse
+    it the same way.
 
-    It blocks until all is on the device. Raises FormatError for a file that is not what the format demands,
-    ImportError where the library is not installed, TypeError where it has no such elements, ValueError for a plan
-    or a rule that does not fit, and what ``gaiafs.mmap`` raises.
+    It blocks until everything is on the device. Raises FormatError for a file that violates the format, ImportError if
+    the library is not installed, TypeError if the library lacks the elements' type, ValueError for a plan or a rule
+    that does not fit, and what ``gaiafs.mmap`` raises.
     """
     if (rank is None or world is None) if shard is not None else (rank is not None or world is not None):
         raise ValueError("shard, rank and world are passed together, or none of them")
@@ -296,12 +298,13 @@ def make_private(weights: Weights, which: Private) -> None:
 
 
 def load_file(path: PathLike, device: Any = 0, *, framework: str | None = None) -> Weights:
-    """Returns the tensors of one safetensors file, as ``load_safetensors`` does: ``safetensors.torch.load_file``."""
+    """Returns the tensors of one file as ``load_safetensors`` does. It takes the place of
+    ``safetensors.torch.load_file``."""
     return load({os.fsdecode(path): None}, device, framework_of(framework), None)
 
 
 class Mapped(NamedTuple):
-    """Tensors in the memory of a device, and the views that they are in."""
+    """Tensors in device memory, and the views that contain them."""
 
     arrays: dict[str, Array]
     windows: list[Window]
@@ -315,8 +318,9 @@ def map_weights(
     flags: int = 0,
     group: Callable[[dict[str, Part]], Groups] | None = None,
 ) -> Mapped:
-    """Maps tensors of files (see shards_of), or the parts of them that divide says, those in a group as one. Files are
-    mapped side by side."""
+    """Maps tensors of files (see shards_of). With divide it maps their parts, and with group each group as one tensor.
+    Files are mapped concurrently.
+    """
     with room_for(2 * len(names)):  # see _Maker
         return _map_files([_File(path) for path in names], names, device_of(device), divide, flags, group)
 
@@ -349,7 +353,7 @@ def _map_files(
         try:
             any(closing)
         except IndexError:
-            pass  # all that were left
+            pass  # the list is empty
     arrays: dict[str, Array] = {}
     for maker, windows in zip(makers, made, strict=True):
         for b, window in zip(maker.batches, windows, strict=True):
@@ -367,7 +371,7 @@ def _map_files(
 
 
 def _makers(files: list[_File], runs: list[Run], holders: dict[str, _File], fds: list[int]) -> list[_Maker]:
-    """Divides runs among those who make views: one for each file, and one for the runs that are of several files."""
+    """Divides runs among makers: one for each file, and one for the runs with parts of several files."""
     of_one: dict[_File, list[Run]] = {f: [] for f in files}
     of_several: list[Run] = []
     for run in runs:

@@ -1,4 +1,4 @@
-"""Memory that the C library mapped, and what keeps it."""
+"""Windows: memory that the C library mapped, and the objects that keep it alive."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 
 class Lease:
-    """Keeps a window's memory for an export."""
+    """Keeps a window's memory alive for an export."""
 
     __slots__ = ("window", "__weakref__")
 
@@ -41,10 +41,10 @@ class Lease:
 
 
 class Window:
-    """What a mapping has: memory, a number at the daemon, a descriptor. It goes with the last object that uses it.
+    """A mapping's memory, its number at the daemon and its descriptor. It ends with the last object that uses it.
 
-    Its calls hold no lock, so that an interrupt of one leaves nothing behind: each puts itself into ``_running`` before
-    it looks whether the window is open, and close takes the window out of ``_open`` before it looks who runs.
+    Its calls hold no lock, so an interrupt leaves nothing behind. Each call first puts itself into ``_running`` and
+    then checks that the window is open. close first takes the window out of ``_open`` and then looks at ``_running``.
     """
 
     def __init__(
@@ -59,18 +59,18 @@ class Window:
     ) -> None:
         """Maps with make, which returns the address. Interrupts must not reach it: see shelter.py.
 
-        places are those of the files, for who maps them again.
+        places are those of the files, so that another process can map them again.
         """
         self._pid = os.getpid()
-        self._open: list[None] = [None]  # whoever takes what is in it closes the window, or puts it back
+        self._open: list[None] = [None]  # who takes the element closes the window, or puts it back
         self._running: set[object] = set()  # the calls that use the memory
-        self._closers: tuple[SimpleQueue[None], ...] = ()  # who is to be told when one ends
+        self._closers: tuple[SimpleQueue[None], ...] = ()  # told when a call ends
         self._leases: set[weakref.ref[Lease]] = set()
         self.offset, self.length, self.writable, self.name = offset, length, writable, name
         self.places, self.lazy = tuple(places), lazy
         self.ptr = make()
-        self._mapped = [(self.ptr, length)]  # whoever takes it gives it back
-        # Not __del__, which would also run after close, with interrupts that nobody hears of.
+        self._mapped = [(self.ptr, length)]  # who takes the element unmaps the memory
+        # Not __del__: it would also run after close, and exceptions of interrupts in it are lost.
         self._end = weakref.finalize(self, collected, self._mapped)
         self._end.atexit = False
         made = _core.info(self.ptr)
@@ -80,7 +80,7 @@ class Window:
         self.movable = bool(made.flags & _core.MOVABLE)
 
     def check(self) -> None:
-        """Raises where the window cannot be used."""
+        """Raises if the window cannot be used."""
         if not self._open:
             raise ValueError("the mapping is closed")
         if self._pid != os.getpid():
@@ -95,19 +95,19 @@ class Window:
 
     def lease(self) -> Lease:
         lease = Lease(self)
-        # The callback is a function of C, which no interrupt ends before it did its work.
+        # The callback is a C function, so no interrupt can end it before it has done its work.
         self._leases.add(weakref.ref(lease, self._leases.discard))
         self.check()
         return lease
 
     def using(self, work: Callable[[], _T]) -> _T:
-        """Does work with the window, which is not closed before it ends."""
+        """Does work with the window, and keeps the window open until the work ends."""
         this = object()
         try:
             self._running.add(this)
             self.check()
             return work()
-        finally:  # here, and not in a function, which an interrupt could end before it begins
+        finally:  # not in a function, because an interrupt could end that before its first line
             try:
                 self._running.discard(this)
             finally:
@@ -115,7 +115,8 @@ class Window:
                     closer.put(None)
 
     def request(self, what: int, offset: int, length: int, argument: int = 0, stream: int = _core.NO_STREAM) -> int:
-        """Asks for something about a range, after the work of the stream, and returns the pages in the answer."""
+        """Sends a request about a range, after the work of the stream, and returns the number of pages in the
+        answer."""
 
         def work() -> int:
             try:
@@ -126,7 +127,7 @@ class Window:
         return self.using(work)
 
     def begin(self, work: Callable[[], _T]) -> Future[_T]:
-        """Has a thread do work with the window, which is not closed before it ends."""
+        """Starts a thread that does work with the window, and keeps the window open until the work ends."""
         begun, future = SimpleQueue[None](), Future[_T]()
         there = _core.there(lambda: self.using(announced))
         future.set_running_or_notify_cancel()
@@ -139,7 +140,7 @@ class Window:
             try:
                 result = shelter.run(there)
             except BaseException as e:
-                future.set_exception(e.with_traceback(None))  # whose frames would keep the window
+                future.set_exception(e.with_traceback(None))  # frames of a traceback would keep the window alive
             else:
                 future.set_result(result)
             begun.put(None)
@@ -167,23 +168,23 @@ class Window:
         self.using(lambda: _core.write(at, data) if data else None)
 
     def close(self) -> None:
-        """Gives everything back, after the calls that run. Interrupted while it waits for those, it leaves the window
-        open.
+        """Gives everything back, after the running calls have ended. If it is interrupted while it waits for them, the
+        window stays open.
         """
         dlpack.sweep()
-        self._check_unused()  # before anybody finds the window closed
+        self._check_unused()  # before other threads see the window closed
         taken: list[None] = []
         ended: SimpleQueue[None] = SimpleQueue()
         try:
             taken.extend(map(list.pop, (self._open,)))
             self._check_unused()
-            if self._pid == os.getpid():  # in a forked child no call runs
+            if self._pid == os.getpid():  # no call runs in a forked child
                 self._closers = (ended,)
                 while self._running:
                     ended.get()
             taken.clear()
         except IndexError:
-            return  # somebody else closes it
+            return  # another call closes it
         finally:
             self._open.extend(taken)
         if self._pid == os.getpid():
@@ -192,8 +193,8 @@ class Window:
             _core.drop(self._mapped)
 
     def _give_back(self) -> None:
-        # It does not say who gives the mapping back: garbage collection forgets it before it runs the finalizers of a
-        # cycle.
+        # This does not check who gives the mapping back. Garbage collection forgets the finalizer before it runs the
+        # finalizers of a cycle.
         self._end.detach()
         for _ in self._mapped[:]:
             try:
@@ -210,8 +211,8 @@ class Window:
 
 
 def collected(mapped: list[tuple[int, int]]) -> None:
-    """Gives back what a window had that nobody closed."""
-    if not sys.is_finalizing():  # a process that ends loses everything by itself, and CUDA may be gone already
+    """Gives back the memory of a window that was never closed."""
+    if not sys.is_finalizing():  # the end of a process frees everything, and CUDA may be gone already
         _core.drop(mapped)
 
 
@@ -256,7 +257,7 @@ def open_window(
         try:
             any(closing)
         except IndexError:
-            pass  # the window has it
+            pass  # _window took it
 
 
 def _window(

@@ -174,14 +174,14 @@ def test_indexes_that_lie(weights, directory):
     place = shards(directory, {k: weights[k] for k in ("int8", "float32", "large")})
     path = directory / "model.safetensors.index.json"
     for change, words in [
-        ({"int9": place["int8"]}, "places tensor 'int9' here"),
+        ({"int9": place["int8"]}, "places tensor 'int9' in this file"),
         ({"int8": "../model.safetensors"}, "outside"),
         ({"int8": "/etc/passwd"}, "outside"),
         ({"int8": "a/../../b"}, "outside"),
         ({"int8": ""}, "no file name"),
         ({"int8": 7}, "no file name"),
         ({"int8": "a\0b"}, "no file name"),
-        ({"": place["int8"]}, "places tensor '' here"),
+        ({"": place["int8"]}, "places tensor '' in this file"),
         ({"\ud800": place["int8"]}, "half a character"),
     ]:
         path.write_text(json.dumps({"weight_map": {**place, **change}}))
