@@ -9,9 +9,9 @@ import (
 //
 //  1. carries out updates, in any order and by any number at a time;
 //  2. reports them by Updated, as they arrive;
-//  3. ends the plan. Pages that were not reported are as they were.
+//  3. ends the plan. Pages that were not reported do not change.
 //
-// Home must not change meanwhile: the plan has its pages for itself.
+// Home must not change until the plan ends: the plan has exclusive use of its pages.
 type AcquirePlan struct {
 	f      *File
 	ticket ticket
@@ -26,8 +26,8 @@ func (f *File) BeginAcquire(rg page.Range, o versions.Owner) AcquirePlan {
 	return f.beginAcquire(rg, o, false)
 }
 
-// BeginRelieve plans to bring those replicas of o in rg up to date whose bases are copies, so that the copies can go.
-// It is right also while something is pending: then the replicas are stale again after a collect.
+// BeginRelieve plans to bring the replicas of o in rg up to date whose bases are copies, so that the copies can be
+// freed. Pages may be pending: then the replicas are stale again after a collect.
 func (f *File) BeginRelieve(rg page.Range, o versions.Owner) AcquirePlan {
 	return f.beginAcquire(rg, o, true)
 }
@@ -36,14 +36,14 @@ func (f *File) beginAcquire(rg page.Range, o versions.Owner, behind bool) Acquir
 	return AcquirePlan{f: f, owner: o, rg: rg, behind: behind, ticket: f.plans.begin(acquiring, o, []page.Range{rg})}
 }
 
-// Widen makes p a plan for rg, which has all of its pages. Nothing is pending in the others.
+// Widen extends p to rg, which includes all of p's pages. No page that is added may be pending.
 func (p *AcquirePlan) Widen(rg page.Range) {
 	p.f.mustNotPend("an acquire", rg)
 	p.f.plans.widen(p.ticket, rg)
 	p.rg = rg
 }
 
-// Updates returns what is to be brought from home, of all of the plan's pages.
+// Updates returns the updates from home for all of the plan's pages.
 func (p AcquirePlan) Updates() []Update { return p.AppendUpdates(nil, p.rg) }
 
 // AppendUpdates appends the updates of part of the plan to out, whose updates come before part.
@@ -54,8 +54,8 @@ func (p AcquirePlan) AppendUpdates(out []Update, part page.Range) []Update {
 	return p.f.appendStale(out, part, p.owner)
 }
 
-// Updated says that the replicas in ranges contain home, which is their base from now on. With track, programs may
-// store into them. drop are bases that nobody has any more.
+// Updated records that the replicas in ranges contain home, which is their base from now on. With track, programs may
+// store into them. No replica uses the bases in drop any more.
 func (p AcquirePlan) Updated(ranges []page.Range, track bool) (drop []PageBase) {
 	p.f.plans.advance(p.ticket, ranges)
 	p.f.mustBeStale(ranges, p.owner)
@@ -65,7 +65,7 @@ func (p AcquirePlan) Updated(ranges []page.Range, track bool) (drop []PageBase) 
 // End ends the plan.
 func (p AcquirePlan) End() { p.f.plans.end(p.ticket) }
 
-// Mode says how a replica is brought up to date.
+// Mode is the way in which a replica is brought up to date.
 type Mode uint8
 
 const (
@@ -73,7 +73,8 @@ const (
 	ModeFill Mode = iota
 	// ModeCopy copies home over a replica that no program stores into.
 	ModeCopy
-	// ModePatch stores what changed between the base and home into a replica that programs may be storing into.
+	// ModePatch stores the bytes that differ between the base and home into a replica that programs may be storing
+	// into.
 	ModePatch
 )
 
@@ -83,11 +84,11 @@ func (m Mode) String() string { return [...]string{"fill", "copy", "patch"}[m] }
 type Update struct {
 	Range page.Range
 	Mode  Mode
-	// Base is where the bytes are that home is compared with, for ModePatch.
+	// Base names the bytes that home is compared with, for ModePatch.
 	Base Base
 }
 
-// Stale returns what has to be brought from home to owner o, after everything pending in rg was collected.
+// Stale returns the updates that owner o needs from home, after everything pending in rg was collected.
 func (f *File) Stale(rg page.Range, o versions.Owner) []Update { return f.appendStale(nil, rg, o) }
 
 // appendStale is Stale that appends to out, whose updates come before rg.
@@ -118,8 +119,8 @@ func (f *File) appendStale(out []Update, rg page.Range, o versions.Owner) []Upda
 	return out
 }
 
-// behind returns the updates of rg that Stale does, of replicas whose bases are copies: when they are carried out the
-// copies can go. It is right also while something is pending: then the replicas are stale again after a collect.
+// behind returns those updates of Stale whose replicas have copies as bases: once they are carried out, the copies can
+// be freed. Pages may be pending: then the replicas are stale again after a collect.
 func (f *File) behind(rg page.Range, o versions.Owner) (out []Update) {
 	behind := func(s *state) bool {
 		r := s.find(o)
@@ -131,8 +132,8 @@ func (f *File) behind(rg page.Range, o versions.Owner) (out []Update) {
 	return out
 }
 
-// updated says that the replicas of o in the ranges contain home, which is their base from now on. With track, programs
-// may store into them. drop are bases that nobody has any more.
+// updated records that the replicas of o in the ranges contain home, which is their base from now on. With track,
+// programs may store into them. No replica uses the bases in drop any more.
 func (f *File) updated(ranges []page.Range, o versions.Owner, track bool) (drop []PageBase) {
 	if len(ranges) == 0 {
 		return nil
@@ -147,7 +148,7 @@ func (f *File) updated(ranges []page.Range, o versions.Owner, track bool) (drop 
 	return drop
 }
 
-// ownBase returns the base that o has and nobody else, BaseHome if there is none.
+// ownBase returns the base copy that only o uses, or BaseHome if there is none.
 func (s *state) ownBase(o versions.Owner) Base {
 	if r := s.find(o); r != nil && r.tracked && r.base.kept() && s.soleUser(r.base, o) {
 		return r.base

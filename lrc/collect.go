@@ -8,11 +8,11 @@ import (
 // CollectPlan brings home what one owner released. The executor
 //
 //  1. reads the pages of Keep from home and keeps them as these bases;
-//  2. reads the owner's bytes, once, and merges them with home where their base is not home;
+//  2. reads the owner's bytes, once, and merges them with home if their base is not home;
 //  3. writes home;
 //  4. commits what came home, or aborts if home has not changed.
 //
-// It has its pages for itself. Plans for other pages may be open beside it, and be ended in any order.
+// It has exclusive use of its pages. Plans for other pages may be open at the same time, and end in any order.
 type CollectPlan struct {
 	f      *File
 	ticket ticket
@@ -33,10 +33,10 @@ func (f *File) BeginCollect(runs []Pending) CollectPlan {
 	return p
 }
 
-// Commit says which pages came home. Of those in agree home has exactly the bytes that were collected, and is the
-// owner's base from now on. In those of differ somebody else's bytes are too; the collected ones must be kept as the
-// owner's base, and keep says under which Base. drop are bases that nobody has any more. The plan's other pages stay
-// pending; what was kept of them stays kept, since home may have changed in part.
+// Commit records which pages came home. For pages in agree, home has exactly the collected bytes, and is the owner's
+// base from now on. For pages in differ, home has other owners' bytes too. The caller must keep the collected bytes as
+// the owner's base, under the names in keep. No replica uses the bases in drop any more. The plan's other pages stay
+// pending, and their copies stay kept, because home may have changed in part.
 func (p CollectPlan) Commit(agree, differ []page.Range) (keep, drop []PageBase) {
 	o := p.Runs[0].Owner
 	p.f.plans.advance(p.ticket, agree)
@@ -47,17 +47,16 @@ func (p CollectPlan) Commit(agree, differ []page.Range) (keep, drop []PageBase) 
 	return keep, append(drop, more...)
 }
 
-// Abort says that home has not changed. All pages stay pending, and home is the base again of all pages of Keep; nobody
-// has their copies any more.
+// Abort records that home has not changed. All pages stay pending. Home is the base of all pages of Keep again, and no
+// replica uses their copies.
 func (p CollectPlan) Abort() {
 	p.f.plans.end(p.ticket)
 	p.f.notKept(p.Keep)
 }
 
-// collected says that home now contains what the owner released of the ranges. With agrees, home has exactly the bytes
-// that were collected, and is the owner's base from now on. Otherwise somebody else's bytes are in home too; the
-// collected bytes must be kept as the owner's base, and keep says under which Base. drop are bases that nobody has any
-// more.
+// collected records that home now contains what the owner released of the ranges. With agrees, home has exactly the
+// collected bytes, and is the owner's base from now on. Otherwise home has other owners' bytes too. The caller must
+// keep the collected bytes as the owner's base, under the names in keep. No replica uses the bases in drop any more.
 func (f *File) collected(ranges []page.Range, o versions.Owner, agrees bool) (keep, drop []PageBase) {
 	f.pages.scan(ranges, nil, func(run page.Range, s *state) {
 		r := s.find(o)
@@ -66,7 +65,7 @@ func (f *File) collected(ranges []page.Range, o versions.Owner, agrees bool) (ke
 		}
 		old := r.base
 		if !agrees {
-			// The old base is free to be named again only if the owner was alone in using it.
+			// The name of the old base is free only if no other owner uses it.
 			keep = append(keep, PageBase{run, s.freeBase()})
 		}
 		if old.kept() && s.soleUser(old, o) {
@@ -80,7 +79,7 @@ func (f *File) collected(ranges []page.Range, o versions.Owner, agrees bool) (ke
 		}
 		s.home = s.home.With(o, r.v.Get(o))
 		if agrees {
-			// Whatever others released, the device has the same bytes.
+			// The device has the same bytes as home, with everything that others released.
 			r.base, r.v = BaseHome, r.v.Join(s.home)
 		} else {
 			r.base = s.freeBase()

@@ -5,30 +5,30 @@ import (
 	"github.com/gaiafs/gaiafs/versions"
 )
 
-// ComparePlan makes up for changes of home that nobody announced. The executor
+// ComparePlan accounts for changes of home that nobody announced. The executor
 //
-//  1. finds out in which pages of Compare home has other bytes than the replicas agreed on, and what these were;
+//  1. finds the pages of Compare in which home differs from the bytes that the replicas agreed on, and these bytes;
 //  2. commits, and keeps the former bytes; or aborts, and the pages are as much in doubt as before.
 //
-// It has its pages for itself.
+// It has exclusive use of its pages.
 type ComparePlan struct {
 	f      *File
 	ticket ticket
 	rg     page.Range
-	// Compare are the runs that home is the base of, for some replica. Of the others home may as well have changed:
-	// nobody compares them with it.
+	// Compare has the runs in which home is the base of some replica. In all other pages home may have changed too, but
+	// no replica is compared with it.
 	Compare []page.Range
 }
 
-// BeginCompare plans to find out what became of rg.
+// BeginCompare plans to find out what changed in rg.
 func (f *File) BeginCompare(rg page.Range) ComparePlan {
 	ranges := []page.Range{rg}
 	ticket := f.plans.begin(comparing, versions.CPU, ranges)
 	return ComparePlan{f: f, rg: rg, ticket: ticket, Compare: f.Keeps(ranges, versions.CPU)}
 }
 
-// Commit says that of Compare, home changed in the pages of changed, and no others. keep are those of which the former
-// bytes have to be kept, and under which base.
+// Commit records that of the pages of Compare, home changed exactly in those of changed. The caller must keep the
+// former bytes of the pages in keep, under the given bases.
 func (p ComparePlan) Commit(changed []page.Range) (keep []PageBase) {
 	p.f.plans.advance(p.ticket, changed)
 	p.f.plans.end(p.ticket)

@@ -1,43 +1,41 @@
-// Package lrc holds the rules of coherence of gaiafs: home-based lazy release consistency over the pages of a file,
-// and the byte-wise merge that goes with it.
+// Package lrc implements gaiafs's rules of coherence: home-based lazy release consistency over the pages of a file, and
+// the byte-wise merge that it needs.
 //
 // # Model
 //
-// A File is a pure state machine. It does no I/O, holds no lock, reads no clock and starts no goroutine. Whoever
-// changes something asks the File for a plan, carries the plan out and commits it (package pagecache does). Calls on
+// A File is a pure state machine. It does no I/O, holds no lock, reads no clock and starts no goroutine. To change
+// something, the executor (package pagecache) asks the File for a plan, carries the plan out and commits it. Calls on
 // one File must not overlap; plans may.
 //
-// For each page there is
+// Each page has
 //
-//   - released: the page's version vector, which counts for every owner the releases it made of the page;
+//   - released: the page's version vector, which counts the releases that each owner made of the page;
 //   - home: the releases that the home bytes contain;
-//   - for the CPU, whether the kernel may hold the page. A page the kernel holds is as home was when it was read,
-//     and every release by a device drops it, so the CPU needs no vector of its own;
-//   - for each device that holds the page, a replica: its version vector, where its base is, and whether it is
-//     tracked.
+//   - for the CPU, whether the kernel may hold the page. The kernel's page has the bytes that home had when it was
+//     read, and every release by a device drops it, so the CPU needs no vector of its own;
+//   - for each device that holds the page, a replica: its version vector, where its base is, and whether it is tracked.
 //
-// The base of a replica is the bytes it had when it last agreed with home. BaseHome says that home still has those
-// bytes, so no copy exists. Any other Base names a copy that the caller keeps for that page. Copies are made only when
-// home is about to change under a tracked replica, and all replicas of a page that agree share one. A replica is
-// tracked when a program may be storing into it. An untracked one has no base, for it cannot differ. BaseZero is the
-// base of memory that a program may be storing into before anything was brought there.
+// The base of a replica is the bytes that it had when it last agreed with home. BaseHome means that home still has
+// those bytes, so no copy exists. Any other Base names a copy that the caller keeps for that page. Copies are made only
+// when home is about to change under a tracked replica, and all replicas of a page that agree share one copy. A replica
+// is tracked while a program may be storing into it. An untracked replica has no base, because it cannot differ.
+// BaseZero is the base of memory into which a program may store before home's bytes were brought there.
 //
-// The rules know the place where states are kept by an interface, states, and use nothing else of it. Type runs keeps
-// the states of pages that agree once, and remembers what it decoded and changed last. Its slow twin keeps a state for
-// each page. Under the build tag slowtwin a File has both, and panics where they answer differently.
+// The rules use the storage of states only through the interface states. Type runs keeps one encoding for pages with
+// equal states, and caches what it decoded and changed last. Its slow twin keeps a state for each page. Under the build
+// tag slowtwin a File has both, and panics if their answers differ.
 //
 // # The states of a replica
 //
-// A device's replica of a page is in one of these states. "Stale" says that home contains releases that the replica
-// does not. "Pending" says that the device released bytes that home does not contain yet; a pending replica may be
-// stale as well.
+// A device's replica of a page is in one of these states. "Stale" means that home contains releases that the replica
+// lacks. "Pending" means that the device released bytes that home lacks; a pending replica may be stale as well.
 //
 //	absent    the device does not hold the page
-//	clean     it has home's bytes, and nobody stores into it
+//	clean     it has home's bytes, and no program stores into it
 //	old       like clean, but stale
 //	tracked   programs may be storing into it, and home is its base
 //	based     programs may be storing into it, and its base is a copy; stale, or about to be
-//	hollow    programs may be storing into zeros that home's bytes were never brought to; stale
+//	hollow    programs may be storing into memory of zeros that home's bytes never reached; stale
 //	pending   tracked, based or hollow, and released
 //
 // and these are all transitions of it:
@@ -51,13 +49,13 @@
 //	based    → tracked            AcquirePlan.Updated; Abort of the plan that made the copy
 //	hollow   → tracked            AcquirePlan.Updated
 //	tracked, based, hollow → pending             ReleasePlan.Commit
-//	pending  → tracked            CollectPlan.Commit, where home has exactly what was collected
-//	pending  → based              CollectPlan.Commit, where home has more
+//	pending  → tracked            CollectPlan.Commit, if home has exactly the collected bytes
+//	pending  → based              CollectPlan.Commit, if home has others' bytes too
 //	tracked, based → clean        Untrack; based ones become old
 //	hollow   → absent             Untrack
 //	every    → clean or tracked   TruncatePlan.Commit: all agree on zeros
 //	clean, old, tracked, based, hollow → absent  EvictPlan.Commit
-//	every    → absent             EvictPlan.Commit with Lossy: what was pending is lost too
+//	every    → absent             EvictPlan.Commit with Lossy: pending bytes are lost
 //
 // # The page in the kernel
 //
@@ -66,60 +64,60 @@
 //	draining → not held           Drain.Dropped, Drain.GiveUp
 //	draining → held and draining  a program writes the page whole meanwhile; Dropped then returns another Drain
 //
-// While a page drains, the kernel may still write a dirty copy of it home that was read before the release. Such a
-// write carries whole pages, old bytes included, so home must not be changed by a collect before it arrived, or it
-// would undo the collected bytes. Pending therefore leaves draining pages out, but for a read that enters the kernel's
-// page cache: the kernel asks for a page only when it holds no copy of it.
+// While a page drains, the kernel may still write home a dirty copy that was read before the release. Such a write
+// carries whole pages with their old bytes. If a collect changed home before that write arrived, the write would undo
+// the collected bytes. So Pending leaves draining pages out. The exception is a read that enters the kernel's page
+// cache, because the kernel asks for a page only if it holds no copy of it.
 //
-// A program may write a whole page while it drains, after the kernel dropped it: then the kernel holds the page again,
-// without what was released. A release returns only when there are no such pages, so the kernel never holds a page that
-// lacks what was released and has drained. Pending relies on that.
+// After the kernel dropped a draining page, a program may write the whole page while it still drains. Then the kernel
+// holds the page again, without the released bytes. A release returns only when there are no such pages. So the kernel
+// never holds a page that lacks bytes whose release has drained. Pending relies on that.
 //
 // # Plans
 //
-// A plan says what the executor has to do, in order, and takes back what happened. The numbers are those of the rules
-// in docs/consistency.md.
+// A plan tells the executor what to do, in order, and records the outcome. The numbers are those of the rules in
+// docs/consistency.md.
 //
-//	AcquirePlan   1, 5  bring home's bytes to a device; BeginRelieve does so to be rid of copies of bases
+//	AcquirePlan   1, 5  bring home's bytes to a device; BeginRelieve does so to get rid of base copies
 //	ReleasePlan   2, 6  publish what a device stored; its Commit returns a Drain
 //	CollectPlan   3     bring home what a device released
 //	WritePlan     4     change home on behalf of the CPU
 //	ExposePlan    9     track memory that a program is about to store into
 //	EvictPlan           take pages from a device
-//	TruncatePlan        cut home
-//	ComparePlan         make up for changes of home that nobody announced
+//	TruncatePlan        truncate home
+//	ComparePlan         account for changes of home that nobody announced
 //
-// Whoever needs something to be home first asks for what is Pending and collects it by a plan for each run of one
-// owner, until nothing is: before an acquire and an eviction, for a CPURead (7), and where a WritePlan has something to
-// Collect or a ReleasePlan has. Three events need no plan, since nobody has to do anything for them: CPURead, Untrack
-// and Hollow.
+// Some steps need released bytes to be home first: an acquire, an eviction, a CPURead (7), and a WritePlan or
+// ReleasePlan with something to Collect. The executor then asks for what is Pending, and collects it with a plan for
+// each run of one owner, until nothing is pending. Three events need no plan, because the executor has nothing to do
+// for them: CPURead, Untrack and Hollow.
 //
-// A plan is open from Begin until it is committed or aborted; a WritePlan that has something to Collect has not begun.
-// These are what aborts leave behind:
+// A plan is open from Begin until it is committed or aborted. A WritePlan with something to Collect has not begun. An
+// abort has these effects:
 //
-//	WritePlan, CollectPlan   all as it was before: copies that Keep asked for are not the base of anything. After a
+//	WritePlan, CollectPlan   nothing changes: copies that Keep asked for are not the base of anything. After a
 //	                         Commit of some pages of a CollectPlan the others stay pending and keep their copies,
-//	                         since home may have changed there in part
-//	AcquirePlan              End is both: what was reported by Updated is up to date, the rest as it was
-//	all others               all as it was: they change nothing before they are committed
+//	                         because home may have changed there in part
+//	AcquirePlan              End is both: pages reported by Updated are up to date, the rest is unchanged
+//	all others               nothing changes: they change nothing before they are committed
 //	Drain                    cannot be aborted, only given up
 //
-// Plans to write, collect, acquire, expose, truncate and compare have their pages for themselves: no two of them that
-// are open share a page, and no event or commit of another plan changes one, but for a Lossy EvictPlan. Plans to
-// release and to evict, and drains, hold nothing: other plans come and go on their pages, and must be over when they
-// are committed.
+// Plans to write, collect, acquire, expose, truncate and compare have exclusive use of their pages. No two open plans
+// of these kinds share a page. No event or commit of another plan changes their pages, except that of a Lossy
+// EvictPlan. Plans to release and to evict, and drains, hold no pages: other plans may begin and end on their pages,
+// but none may be open there when they are committed.
 //
 // Under the build tag invariants misuse panics:
 //
-//   - a plan begins, or is widened, over pages that another one has for itself;
-//   - a plan to release or to evict is committed, or Untrack or Hollow called, while another one has the pages;
-//   - a plan is committed, aborted, reported or dropped after it ended, or without having begun;
-//   - a plan is committed or reported for pages that it is not for, or out of order;
+//   - a plan begins, or is widened, over pages that another one holds;
+//   - a plan to release or to evict is committed, or Untrack or Hollow is called, while another plan holds the pages;
+//   - a plan is committed, aborted, reported or dropped after it ended, or before it began;
+//   - a plan is committed or reported for pages that it does not have, or out of order;
 //   - a plan is committed or reported after its owner lost pages of it;
-//   - an acquire begins, or an eviction is committed, while something of the pages has to come home before;
-//   - what is collected is not what Pending returned;
-//   - what is reported by Updated was not stale, what is exposed was not Untracked;
+//   - an acquire begins, or an eviction is committed, while bytes of the pages have to come home first;
+//   - collected runs are not what Pending returned;
+//   - pages reported by Updated were not stale, or exposed pages were not Untracked;
 //   - CheckEnded is called while a plan is open.
 //
-// Without the tag nobody keeps account of plans, and it costs nothing.
+// Without the tag, plans are not recorded, and the checks cost nothing.
 package lrc

@@ -7,33 +7,32 @@ import (
 
 // EvictPlan takes pages from an owner. The executor
 //
-//  1. aborts, and tries again later, where pages are Draining: what the kernel writes of them may have to be merged
-//     yet;
+//  1. aborts, and tries again later, if pages are Draining: what the kernel writes of them may still have to be merged;
 //  2. collects what is pending of the pages;
 //  3. commits, and then gives the memory back.
 //
-// It holds nothing until it is committed.
+// It holds no pages until it is committed.
 type EvictPlan struct {
 	f      *File
 	ticket ticket
 	rg     page.Range
 	owner  versions.Owner
-	// Draining says that a release of some of the pages has not returned.
+	// Draining is true if a release of some of the pages has not returned.
 	Draining bool
-	// Lossy is set by the executor where nobody can, or need, bring home what is pending: the device is lost, or the
-	// file's last name is gone. Then there is nothing to wait for, and nothing to collect.
+	// Lossy is set by the executor if pending bytes cannot or need not come home: the device is lost, or the file's
+	// last name is gone. Then there is nothing to wait for, and nothing to collect.
 	Lossy bool
 }
 
-// BeginEvict plans that o holds nothing of rg any more.
+// BeginEvict plans to take all pages of rg from o.
 func (f *File) BeginEvict(rg page.Range, o versions.Owner) EvictPlan {
 	ticket := f.plans.begin(evicting, o, []page.Range{rg})
 	return EvictPlan{f: f, ticket: ticket, rg: rg, owner: o, Draining: len(f.Draining(rg)) > 0}
 }
 
-// Commit says that the owner holds nothing of the pages any more. drop are bases that nobody has any more. A plan that
-// is Lossy may be committed at any time, in the midst of others: those of other owners stand, and whoever carries out
-// one of the same owner must abort it.
+// Commit records that the owner holds none of the pages any more. No replica uses the bases in drop any more. A Lossy
+// plan may be committed at any time, even while other plans are open. Plans of other owners stay valid. The executor
+// must abort plans of the same owner.
 func (p EvictPlan) Commit() (drop []PageBase) {
 	if p.Lossy {
 		p.f.plans.lose(p.rg, p.owner)
@@ -48,7 +47,7 @@ func (p EvictPlan) Commit() (drop []PageBase) {
 // Abort leaves everything as it was.
 func (p EvictPlan) Abort() { p.f.plans.end(p.ticket) }
 
-// evicted says that o holds nothing of rg any more. What was pending is lost.
+// evicted records that o holds no page of rg any more. Pending bytes are lost.
 func (f *File) evicted(rg page.Range, o versions.Owner) (drop []PageBase) {
 	drop = f.droppedBases([]page.Range{rg}, o)
 	f.change(f.clip(rg), func(s *state) { s.remove(o) })
@@ -57,7 +56,7 @@ func (f *File) evicted(rg page.Range, o versions.Owner) (drop []PageBase) {
 	return drop
 }
 
-// droppedBases returns the bases in ranges that only o has.
+// droppedBases returns the bases in ranges that only o uses.
 func (f *File) droppedBases(ranges []page.Range, o versions.Owner) (drop []PageBase) {
 	sole := func(s *state) bool { return s.ownBase(o) != BaseHome }
 	f.pages.scan(f.within(ranges), sole, func(run page.Range, s *state) {

@@ -5,17 +5,17 @@ import (
 	"github.com/gaiafs/gaiafs/versions"
 )
 
-// ExposePlan gives memory of one owner to a program that stores. The executor
+// ExposePlan prepares memory of one owner for a program that stores. The executor
 //
-//  1. notes what the device has of the pages of Untracked, so that stores will be found;
-//  2. commits, or aborts: then the pages are not tracked. That goes for some of them, too.
+//  1. records what the device has of the pages of Untracked, so that stores will be found;
+//  2. commits all or some of them, or aborts: pages that are not committed are not tracked.
 //
-// It has its pages for itself.
+// It has exclusive use of its pages.
 type ExposePlan struct {
 	f      *File
 	ticket ticket
 	owner  versions.Owner
-	// Untracked are the runs that the owner holds as home has them, and nobody stores into.
+	// Untracked has the runs in which the owner agrees with home and no program stores.
 	Untracked []page.Range
 }
 
@@ -25,7 +25,7 @@ func (f *File) BeginExpose(rg page.Range, o versions.Owner) ExposePlan {
 	return ExposePlan{f: f, ticket: ticket, owner: o, Untracked: f.untracked(rg, o)}
 }
 
-// Commit says that programs may store into ranges from now on, which are among Untracked. Home is their base.
+// Commit records that programs may store into ranges from now on. The ranges are among Untracked. Home is their base.
 func (p ExposePlan) Commit(ranges []page.Range) {
 	p.f.plans.advance(p.ticket, ranges)
 	p.f.mustBeUntracked(ranges, p.owner)
@@ -38,8 +38,8 @@ func (p ExposePlan) Commit(ranges []page.Range) {
 // Abort leaves everything as it was.
 func (p ExposePlan) Abort() { p.f.plans.end(p.ticket) }
 
-// Hollow says that programs may store into the memory of o for those pages of rg that o does not hold, and that it has
-// zeros there. Such a replica is tracked and stale, with BaseZero.
+// Hollow records that o has memory of zeros for the pages of rg that it does not hold, and that programs may store
+// there. Such a replica is tracked and stale, with BaseZero.
 func (f *File) Hollow(rg page.Range, o versions.Owner) {
 	f.plans.event("new memory", []page.Range{rg})
 	f.change(rg, func(s *state) {
@@ -59,8 +59,8 @@ func (f *File) untracked(rg page.Range, o versions.Owner) (out []page.Range) {
 	return out
 }
 
-// track says that programs may store into the replicas of o in rg from now on. They must not be stale: home is their
-// base. Pages that o does not hold, or holds stale, are left alone.
+// track records that programs may store into the replicas of o in rg from now on. Home is their base. Pages that o does
+// not hold, and stale pages, do not change.
 func (f *File) track(rg page.Range, o versions.Owner) {
 	f.change(f.clip(rg), func(s *state) {
 		if r := s.find(o); r != nil && !r.tracked && !r.stale(s.home) {
@@ -70,11 +70,11 @@ func (f *File) track(rg page.Range, o versions.Owner) {
 	f.checkInvariants(rg)
 }
 
-// Untrack says that no program stores into the replicas of o in rg any more. Pages that are pending stay tracked: their
-// bases are still needed. Of hollow ones o holds nothing then.
+// Untrack records that no program stores into the replicas of o in rg any more. Pending pages stay tracked, because
+// their bases are still needed. Hollow pages become absent.
 func (f *File) Untrack(rg page.Range, o versions.Owner) (drop []PageBase) {
 	f.plans.event("the end of stores", []page.Range{rg})
-	// Callers do this again and again, and mostly there is nothing to be done: then nothing has changed.
+	// Callers do this again and again, and mostly there is nothing to do. Then Changed must not be called.
 	var ranges []page.Range
 	idle := func(s *state) bool { r := s.find(o); return r != nil && r.tracked && !r.pending(s.home) }
 	f.scan(rg, idle, func(run page.Range, s *state) {

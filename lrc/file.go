@@ -14,17 +14,18 @@ const maxPage = page.Index(1) << (63 - page.Shift)
 
 var wholeFile = page.Range{End: maxPage}
 
-// File is the coherence state of one file. The zero File is one that no device holds anything of.
+// File is the coherence state of one file. In the zero File, no device holds a page.
 type File struct {
-	// HeldUnasked says that the kernel may hold pages that it never asked for, as it does when it caches writes: a
-	// write of a whole page is not preceded by a read. Every release then drops its pages, and collects what is pending
-	// of them first. Such a page may have been written by somebody who saw an earlier release, and is written home
-	// while it drains, when nothing is collected. Set it before the first call.
+	// HeldUnasked is set in write-back mode: the kernel may hold pages that it never read, because it does not read a
+	// page before a write of the whole page. Every release then drops its pages, and collects what is pending of them
+	// first: the writer of such a page may have seen an earlier release, and the page comes home while it drains, when
+	// nothing is collected. Set it before the first call.
 	HeldUnasked bool
 
-	// Changed, unless it is nil, is called with every range of pages of which something changes but what the kernel may
-	// hold: what home has, what a device has, or what is known of either. It is called within the call that says so.
-	// What a caller found out about pages for which it was not called since is still so. Set it before the first call.
+	// Changed, unless it is nil, is called with every range of pages whose state changes: the bytes of home or of a
+	// device, or what is known about them. A change of only what the kernel may hold does not count. The call is made
+	// within the method that reports the change. Facts about pages stay valid until Changed is called for them. Set it
+	// before the first call.
 	Changed func(rg page.Range)
 
 	plans plans // open ones
@@ -44,7 +45,7 @@ func (f *File) scan(rg page.Range, want func(s *state) bool, fn func(run page.Ra
 	f.pages.scan([]page.Range{f.clip(rg)}, want, fn)
 }
 
-// change is states.update of one range for what Changed is to be told of.
+// change updates the states of one range and calls Changed.
 func (f *File) change(rg page.Range, fn func(s *state)) {
 	if rg.Empty() {
 		return
@@ -57,7 +58,7 @@ func (f *File) changeAll(ranges []page.Range, fn func(s *state)) {
 	f.changeNoting(ranges, nil, unremembered, fn)
 }
 
-// changeNoting is changeAll with all that states.update can do.
+// changeNoting is changeAll with all options of states.update.
 func (f *File) changeNoting(
 	ranges []page.Range, note func(s *state) Base, kind changeKind, fn func(s *state),
 ) (noted []PageBase) {
@@ -89,9 +90,10 @@ func (f *File) within(ranges []page.Range) []page.Range {
 	return in
 }
 
-// Where a method takes several ranges, they are ascending and do not overlap. It costs less than one call for each.
+// If a method takes several ranges, they are ascending and do not overlap. One call costs less than a call for each
+// range.
 
-// Parts yields the parts of rg of which the File knows something, in order, in pieces of at most n pages.
+// Parts yields the parts of rg that the File has states for, in order, in pieces of at most n pages.
 func (f *File) Parts(rg page.Range, n page.Index) iter.Seq[page.Range] {
 	return func(yield func(page.Range) bool) {
 		rg := f.clip(rg)
@@ -103,14 +105,14 @@ func (f *File) Parts(rg page.Range, n page.Index) iter.Seq[page.Range] {
 	}
 }
 
-// CPURead says that the kernel asks for the pages of rg in order to hold them, and returns what has to come home before
-// it is answered. Where that does not come home, Redrop is called once the kernel has its answer.
+// CPURead records that the kernel asks for the pages of rg in order to hold them. It returns what has to come home
+// before the kernel is answered. If that does not come home, call Redrop once the kernel has its answer.
 func (f *File) CPURead(rg page.Range) []Pending {
 	f.kernelHolds(rg)
 	return f.Pending(rg, true)
 }
 
-// kernelHolds says that the kernel may hold the pages of rg.
+// kernelHolds records that the kernel may hold the pages of rg.
 func (f *File) kernelHolds(rg page.Range) {
 	absent := false
 	if rg = f.clip(rg); rg.Empty() {
@@ -164,20 +166,20 @@ func (f *File) Holders(rg page.Range) []versions.Owner {
 	return out
 }
 
-// Counts is what an owner holds of a file, in pages. Clean ones are neither stale nor pending.
+// Counts has the numbers of pages that an owner holds of a file. Clean pages are neither stale nor pending.
 type Counts struct {
 	Resident, Clean, Tracked, Stale, Pending int64
 }
 
-// Count counts the pages that owner o holds, but for hollow ones into which nothing was released.
+// Count counts the pages that owner o holds, except hollow ones without a release.
 func (f *File) Count(o versions.Owner) Counts {
 	c := make([]Counts, 1)
 	f.CountParts(o, 1, c)
 	return c[0]
 }
 
-// CountParts adds to parts, of which there is one at least, what Count counts: to parts[i] the pages from i*width on,
-// width of them, and to the last one those behind it, too.
+// CountParts adds the counts of Count to parts, which has at least one element. parts[i] gets the width pages from
+// i*width on. The last part also gets all pages after it.
 func (f *File) CountParts(o versions.Owner, width page.Index, parts []Counts) {
 	last := page.Index(len(parts) - 1)
 	f.scan(wholeFile, nil, func(run page.Range, s *state) {
@@ -216,7 +218,7 @@ type Replica struct {
 	Tracked, Stale, Pending bool
 }
 
-// Replicas returns the pages of rg that owner o holds, but for hollow ones into which nothing was released.
+// Replicas returns the pages of rg that owner o holds, except hollow ones without a release.
 func (f *File) Replicas(rg page.Range, o versions.Owner) (out []Replica) {
 	f.scan(rg, nil, func(run page.Range, s *state) {
 		r := s.find(o)

@@ -34,8 +34,8 @@ func (f *File) checkInvariants(rg page.Range) {
 	}
 }
 
-// checkDropped panics if the kernel may hold a page of ranges that lacks what was released before and has drained: such
-// a page is to be dropped again before the release that it belongs to returns.
+// checkDropped panics if the kernel may hold a page of ranges that lacks bytes whose release has drained: such a page
+// must be dropped again before that release returns.
 func (f *File) checkDropped(ranges []page.Range) {
 	for _, rg := range ranges {
 		f.scan(rg, nil, func(run page.Range, s *state) {
@@ -49,7 +49,7 @@ func (f *File) checkDropped(ranges []page.Range) {
 	}
 }
 
-// fault says which invariant of state s breaks, "" for none.
+// fault names the invariant that state s breaks, "" for none.
 func (s *state) fault() string {
 	if !s.released.Dominates(s.home) {
 		return "home is ahead of what was released"
@@ -83,7 +83,7 @@ func (s *state) fault() string {
 	return ""
 }
 
-// check panics if a segment of rg is not as segment says, or could be smaller.
+// check panics if a segment of rg breaks the rules of type segment, or could be smaller.
 func (rs *runs) check(rg page.Range) {
 	tables := int64(0)
 	for i := range rs.segments {

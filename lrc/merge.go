@@ -5,12 +5,12 @@ import (
 	"math/bits"
 )
 
-// Merge3 stores into dst, for every byte, mine where it differs from base, and theirs where it does not. It returns
-// the number of bytes that both mine and theirs changed, to different values. mine is the higher owner: where both
-// changed a byte, it wins (DESIGN rule 6).
+// Merge3 stores into dst the byte of mine where it differs from base, and the byte of theirs elsewhere. It returns the
+// number of bytes that both mine and theirs changed, to different values. mine is the higher owner: if both changed a
+// byte, mine wins (DESIGN rule 6).
 //
-// All four have the same length, any length; Merge3 panics otherwise. dst may be the very slice that mine, theirs or
-// base is, but must not overlap them in any other way. Nobody may be storing into any of them.
+// All four must have the same length; otherwise Merge3 panics. dst may be the same slice as mine, theirs or base, but
+// must not overlap them in any other way. The slices must not change during the call.
 func Merge3(dst, base, mine, theirs []byte) (overlap int) {
 	n := len(dst)
 	if len(base) != n || len(mine) != n || len(theirs) != n {
@@ -20,9 +20,9 @@ func Merge3(dst, base, mine, theirs []byte) (overlap int) {
 	return mergeMany(dst, base, versions[:])
 }
 
-// MergeMany stores into dst, for every byte, what the last of versions that differs from base has, and base where none
-// differs. The versions are in ascending order of their owners. It returns the number of bytes to which at least two
-// versions gave different values, neither being that of base. Without versions, dst is base.
+// MergeMany stores into dst, for every byte, the value of the last version that differs from base, or the value of base
+// if none differs. The versions are in ascending order of their owners. It returns the number of bytes to which at
+// least two versions gave different values, neither being that of base. Without versions, dst becomes base.
 //
 // Lengths and overlapping memory are as for Merge3.
 func MergeMany(dst, base []byte, versions [][]byte) (overlap int) {
@@ -41,11 +41,11 @@ func MergeMany(dst, base []byte, versions [][]byte) (overlap int) {
 	return mergeMany(dst, base, versions)
 }
 
-// wordsAtOnce is the words that mergeWords takes through all versions before it goes on to the next.
+// wordsAtOnce is the number of words that mergeWords merges over all versions before it goes on to the next words.
 const wordsAtOnce = 32
 
 // mergeWords is mergeMany for any machine: eight bytes at a time, and the rest one by one. It has no branch on the
-// bytes, so that it costs the same however many changed.
+// bytes, so its cost does not depend on how many changed.
 func mergeWords(dst, base []byte, versions [][]byte) (overlap int) {
 	const size = wordsAtOnce * 8
 	var b, merged, changed, conflict [wordsAtOnce]uint64 // merged is what was changed, xor base
@@ -76,7 +76,7 @@ func mergeWords(dst, base []byte, versions [][]byte) (overlap int) {
 	return overlap/8 + mergeBytes(dst[i:], base[i:], versions, i)
 }
 
-// mergeBytes merges what is left at the end, from byte off of the versions on.
+// mergeBytes merges the remaining bytes, from byte off of the versions on.
 func mergeBytes(dst, base []byte, versions [][]byte, off int) (overlap int) {
 	for i, b := range base {
 		d, changed, conflict := b, false, false

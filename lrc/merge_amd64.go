@@ -5,7 +5,7 @@ import "golang.org/x/sys/cpu"
 // mergeBlock is the bytes that mergeBlocks takes at a time.
 const mergeBlock = 64
 
-// wideMerge says that the machine has what mergeBlocks needs. It is a variable for the tests, which try both ways.
+// wideMerge is true if the processor has what mergeBlocks needs. It is a variable so that tests can try both ways.
 var wideMerge = cpu.X86.HasAVX2 && cpu.X86.HasPOPCNT
 
 // mergeBlocks is mergeWords for n bytes, a positive multiple of mergeBlock, and at least one version. Every byte of a

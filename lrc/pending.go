@@ -5,17 +5,17 @@ import (
 	"github.com/gaiafs/gaiafs/versions"
 )
 
-// Pending is a run of pages that a device released and home does not have.
+// Pending is a run of pages that a device released and that home lacks.
 type Pending struct {
 	Range page.Range
 	Owner versions.Owner
-	// Base is where the bytes are that the owner's are compared with.
+	// Base names the bytes that the owner's bytes are compared with.
 	Base Base
 }
 
-// Pending returns, for each page of rg that has uncollected releases, the one of the lowest owner, so that collecting
-// what is returned until nothing is merges the versions in ascending order of owner and the highest wins. Draining
-// pages are left out, unless entering says that the kernel asks for the pages in order to hold them.
+// Pending returns, for each page of rg with uncollected releases, the release of the lowest owner. Collecting what it
+// returns, until it returns nothing, merges the versions in ascending order of owner, so that the highest wins.
+// Draining pages are left out, unless the kernel asks for the pages in order to hold them (entering).
 func (f *File) Pending(rg page.Range, entering bool) []Pending {
 	var out []Pending
 	pending := func(s *state) bool { return s.firstPending() != nil }
@@ -56,7 +56,7 @@ func (f *File) AllPending(p page.Index, entering bool) (out []Pending) {
 	return out
 }
 
-// PendingOf returns the runs of rg that owner o released and home does not have, draining ones included.
+// PendingOf returns the runs of rg that owner o released and that home lacks, including draining ones.
 func (f *File) PendingOf(rg page.Range, o versions.Owner) (out []Pending) {
 	pending := func(s *state) bool { r := s.find(o); return r != nil && r.pending(s.home) }
 	f.scan(rg, pending, func(run page.Range, s *state) {

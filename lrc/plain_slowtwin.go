@@ -9,8 +9,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// plain are states as simple as can be, with a state for each page: the slow twin of runs. Nothing is shared, joined,
-// encoded or remembered.
+// plain is the slow twin of runs: the simplest storage, with a state for each page. Nothing is shared, joined, encoded
+// or cached.
 type plain struct {
 	pages map[page.Index]*state // but for those in the initial state
 }
@@ -24,7 +24,7 @@ func (m *plain) at(p page.Index) *state {
 	return &state{cpu: true}
 }
 
-// each calls own for the pages of rg that have a state of their own, and gap for the runs between them, in order.
+// each calls own for the pages of rg that have a stored state, and gap for the runs between them, in order.
 func (m *plain) each(rg page.Range, own func(p page.Index), gap func(run page.Range)) {
 	at := rg.Start
 	for _, p := range slices.Sorted(maps.Keys(m.pages)) {
@@ -89,7 +89,7 @@ func (m *plain) update(
 	}
 	for _, rg := range ranges {
 		m.each(rg, change, func(gap page.Range) {
-			// What stays as it is may be larger than any memory.
+			// Unchanged pages are not stored: the gap may be larger than any memory.
 			s := &state{cpu: true}
 			if fn(s); s.initial() && (note == nil || note(&state{cpu: true}) == BaseHome) {
 				return

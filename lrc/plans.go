@@ -7,10 +7,10 @@ import (
 	"github.com/gaiafs/gaiafs/versions"
 )
 
-// plans are the open plans of a File. Without the build tag invariants nobody keeps them.
+// plans has the open plans of a File. Without the build tag invariants it is empty.
 type plans struct{}
 
-// ticket is a plan's place among them.
+// ticket identifies an open plan.
 type ticket struct{}
 
 func (plans) begin(planKind, versions.Owner, []page.Range) ticket { return ticket{} }

@@ -10,10 +10,10 @@ import (
 	"github.com/gaiafs/gaiafs/versions"
 )
 
-// plans are the open plans of a File, which are checked against each other.
+// plans has the open plans of a File, which are checked against each other.
 type plans struct{ open []*openPlan }
 
-// ticket is a plan's place among them.
+// ticket identifies an open plan.
 type ticket struct{ *openPlan }
 
 // openPlan is a plan that was neither committed nor aborted.
@@ -25,8 +25,8 @@ type openPlan struct {
 	lost   bool // the owner lost some of the pages
 }
 
-// holds reports whether a plan of this kind has its pages for itself. The others change nothing until they are
-// committed, and have other plans carried out first.
+// holds reports whether a plan of this kind has exclusive use of its pages. The others change nothing until they are
+// committed, and wait for other plans first.
 func (k planKind) holds() bool { return k < releasing }
 
 func (p *openPlan) String() string {
@@ -73,7 +73,7 @@ func (ps *plans) begin(kind planKind, o versions.Owner, ranges []page.Range) tic
 	return ticket{p}
 }
 
-// check panics if a plan does not stand.
+// check panics if a plan is not open, or lost pages.
 func (ps *plans) check(t ticket) {
 	switch {
 	case t.openPlan == nil:
@@ -83,14 +83,14 @@ func (ps *plans) check(t ticket) {
 	}
 }
 
-// widen makes a plan one for all of rg.
+// widen extends a plan to all of rg.
 func (ps *plans) widen(t ticket, rg page.Range) {
 	ps.check(t)
 	ps.free("a wider plan", []page.Range{rg}, t.openPlan)
 	t.ranges = []page.Range{rg}
 }
 
-// advance says that ranges of a plan were carried out.
+// advance records that ranges of a plan were carried out.
 func (ps *plans) advance(t ticket, ranges []page.Range) {
 	ps.check(t)
 	if t.lost {
@@ -116,10 +116,10 @@ func (ps *plans) end(t ticket) {
 	ps.open = slices.DeleteFunc(ps.open, func(p *openPlan) bool { return p == t.openPlan })
 }
 
-// event is a change that needs no plan.
+// event checks a change that needs no plan.
 func (ps *plans) event(what string, ranges []page.Range) { ps.free(what, ranges, nil) }
 
-// lose says that o lost what it had of rg: what others planned there still stands.
+// lose records that o lost its pages of rg. Plans of other owners there stay valid.
 func (ps *plans) lose(rg page.Range, o versions.Owner) {
 	for _, p := range ps.open {
 		p.lost = p.lost || p.kind.holds() && p.owner == o && p.overlaps([]page.Range{rg})
@@ -150,21 +150,21 @@ func (f *File) mustBePending(runs []Pending) {
 	}
 }
 
-// mustNotPend panics if something has to come home before what is done to rg.
+// mustNotPend panics if rg has bytes that have to come home first.
 func (f *File) mustNotPend(what string, rg page.Range) {
 	if p := f.Pending(rg, false); len(p) > 0 {
 		panic(fmt.Sprintf("lrc: %s of %v before %v is collected", what, rg, p))
 	}
 }
 
-// mustNotPendOf panics if something that o released of rg is not home.
+// mustNotPendOf panics if home lacks a release of o in rg.
 func (f *File) mustNotPendOf(what string, rg page.Range, o versions.Owner) {
 	if p := f.PendingOf(rg, o); len(p) > 0 {
 		panic(fmt.Sprintf("lrc: %s of %v before %v is collected", what, rg, p))
 	}
 }
 
-// mustBeStale panics if a page of ranges has nothing to be brought to o.
+// mustBeStale panics if a page of ranges is up to date on o.
 func (f *File) mustBeStale(ranges []page.Range, o versions.Owner) {
 	f.pages.scan(ranges, nil, func(run page.Range, s *state) {
 		if r := s.find(o); r != nil && !r.stale(s.home) {
@@ -173,7 +173,7 @@ func (f *File) mustBeStale(ranges []page.Range, o versions.Owner) {
 	})
 }
 
-// mustBeUntracked panics if ranges are not pages that o holds as home has them, and that nobody stores into.
+// mustBeUntracked panics unless o agrees with home in all pages of ranges and no program stores there.
 func (f *File) mustBeUntracked(ranges []page.Range, o versions.Owner) {
 	f.pages.scan(ranges, nil, func(run page.Range, s *state) {
 		if r := s.find(o); r == nil || r.tracked || r.stale(s.home) {

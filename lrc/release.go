@@ -9,25 +9,25 @@ import (
 
 // ReleasePlan publishes what programs stored on one owner. The executor
 //
-//  1. collects the runs of Collect: the kernel may hold a page there that a program wrote whole after it saw an earlier
-//     release, and what was released then has to come home before that page does. Where home does not take it, the
-//     release goes on;
-//  2. commits, or aborts, and nothing is published;
-//  3. has the kernel drop the pages of the drain that Commit returned, and of each that follows it.
+//  1. collects the runs of Collect: a program may have written a whole page there after it saw an earlier release, and
+//     the kernel may hold that page. The released bytes have to come home before the page does. If home does not take
+//     them, the release goes on;
+//  2. commits; or aborts, and nothing is published;
+//  3. makes the kernel drop the pages of the drain that Commit returned, and of each drain that follows it.
 //
-// It holds nothing until it is committed, and releases drain beside everything else.
+// It holds no pages until it is committed. Releases drain while other plans go on.
 type ReleasePlan struct {
 	f      *File
 	ticket ticket
 	ranges []page.Range
 	rg     page.Range
 	owner  versions.Owner
-	// Collect is empty but where the File has HeldUnasked.
+	// Collect is empty unless the File has HeldUnasked.
 	Collect []page.Range
 }
 
-// BeginRelease plans to publish the pages that o modified of rg: ascending ranges, which the plan keeps. Pages that o
-// does not hold tracked are left alone.
+// BeginRelease plans to publish the pages of rg that o modified, as ascending ranges. The plan keeps the slice. Pages
+// that o does not track do not change.
 func (f *File) BeginRelease(modified []page.Range, rg page.Range, o versions.Owner) ReleasePlan {
 	p := ReleasePlan{f: f, ranges: modified, rg: rg, owner: o, ticket: f.plans.begin(releasing, o, []page.Range{rg})}
 	if f.HeldUnasked {
@@ -36,7 +36,7 @@ func (f *File) BeginRelease(modified []page.Range, rg page.Range, o versions.Own
 	return p
 }
 
-// Commit publishes the pages: every other replica, and home, is behind from now on.
+// Commit publishes the pages: home and every other replica are behind from now on.
 func (p ReleasePlan) Commit() Drain {
 	p.f.plans.advance(p.ticket, p.ranges)
 	p.f.plans.end(p.ticket)
@@ -47,11 +47,11 @@ func (p ReleasePlan) Commit() Drain {
 // Abort leaves everything as it was.
 func (p ReleasePlan) Abort() { p.f.plans.end(p.ticket) }
 
-// Drain is pages that the kernel has to forget before a release of theirs returns. There is nothing to do if it has no
-// Pages. Otherwise the executor
+// Drain has the pages that the kernel has to forget before their release returns. If it has no Pages, there is nothing
+// to do. Otherwise the executor
 //
-//  1. has the kernel write its dirty pages among them home and forget all of them;
-//  2. reports that by Dropped, and goes on with the drain that it returns; or gives up.
+//  1. makes the kernel write its dirty pages among them home and forget all of them;
+//  2. reports that by Dropped, and goes on with the drain that Dropped returns; or gives up.
 type Drain struct {
 	f      *File
 	ticket ticket
@@ -68,21 +68,22 @@ func (f *File) newDrain(drops []page.Range, id DrainID, rg page.Range) Drain {
 	return Drain{f: f, rg: rg, Pages: drops, ID: id, ticket: f.plans.begin(draining, versions.CPU, drops)}
 }
 
-// Dropped says that the kernel dropped the pages, and that every write of theirs arrived. A page of the release may be
-// in the kernel again, without the released bytes, since a program wrote it whole: then there is something left to do.
+// Dropped records that the kernel dropped the pages, and that every write of them arrived. If a program wrote a whole
+// page of the release in between, the kernel holds that page again without the released bytes. Then the returned drain
+// has it.
 func (d Drain) Dropped() Drain {
 	d.GiveUp()
 	return d.f.Redrop(d.rg)
 }
 
-// GiveUp is Dropped that looks for nothing more. It is for a kernel that does not keep up with programs that write.
+// GiveUp is Dropped without a further drain. It is for a kernel that does not keep up with programs that write.
 func (d Drain) GiveUp() {
 	d.f.plans.end(d.ticket)
 	d.f.drained(d.ID)
 }
 
-// Redrop returns what the kernel may hold of rg without what a device released of it, and without a release that still
-// drains. Who gave the kernel such pages has it drop them again.
+// Redrop returns the pages of rg that the kernel may hold without a device's released bytes, and that no release
+// drains. If the caller gave the kernel such pages, it must make the kernel drop them again.
 func (f *File) Redrop(rg page.Range) Drain {
 	drops, id := f.redrop(rg)
 	return f.newDrain(drops, id, rg)
@@ -96,8 +97,8 @@ type drain struct {
 	ranges []page.Range
 }
 
-// release publishes the pages that owner o modified, ascending ranges that do not overlap. drops are the runs that the
-// kernel may hold. Pages that o does not hold tracked are left alone.
+// release publishes the pages that owner o modified, as ascending ranges that do not overlap. drops are the runs that
+// the kernel may hold. Pages that o does not track do not change.
 func (f *File) release(ranges []page.Range, o versions.Owner) (drops []page.Range, id DrainID) {
 	f.checkDropped(ranges)
 	ranges = f.within(ranges)
@@ -133,8 +134,8 @@ func (f *File) drained(id DrainID) {
 	}
 }
 
-// redrop makes a drain of the runs of rg that the kernel may hold without what a device released of them: while they
-// drained, a program wrote them whole.
+// redrop makes a drain of the runs of rg that the kernel may hold without a device's released bytes: a program wrote
+// them whole while they drained.
 func (f *File) redrop(rg page.Range) (drops []page.Range, id DrainID) {
 	f.scan(rg, nil, func(run page.Range, s *state) {
 		if !s.cpu || s.firstPending() == nil {
@@ -164,8 +165,8 @@ func (f *File) Draining(rg page.Range) (ids []DrainID) {
 	return ids
 }
 
-// overlapping returns the drain's ranges that share a page with rg. A release of scattered pages has thousands of
-// others.
+// overlapping returns the drain's ranges that share a page with rg. It searches, because a release of scattered pages
+// has thousands of ranges.
 func (d *drain) overlapping(rg page.Range) []page.Range {
 	first := sort.Search(len(d.ranges), func(i int) bool { return d.ranges[i].End > rg.Start })
 	n := first

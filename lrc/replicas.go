@@ -5,7 +5,7 @@ import (
 	"github.com/gaiafs/gaiafs/versions"
 )
 
-// TrackedBy returns the runs of rg that o tracks with a base that wanted reports true of.
+// TrackedBy returns the runs of rg that o tracks with a base for which wanted returns true.
 func (f *File) TrackedBy(rg page.Range, o versions.Owner, wanted func(b Base) bool) (out []page.Range) {
 	has := func(s *state) bool { r := s.find(o); return r != nil && r.tracked && wanted(r.base) }
 	f.scan(rg, has, func(run page.Range, _ *state) {
@@ -14,16 +14,15 @@ func (f *File) TrackedBy(rg page.Range, o versions.Owner, wanted func(b Base) bo
 	return out
 }
 
-// Current is a run of pages that a device holds as home has them, but for what programs there stored since the last
-// agreement and nobody released.
+// Current is a run of pages in which a device agrees with home, except for stores that were not released.
 type Current struct {
 	Range page.Range
-	// Tracked says that programs may have stored into the pages. Into others none did.
+	// Tracked is true if programs may have stored into the pages.
 	Tracked bool
 }
 
-// Current returns the runs of rg that o holds with every release that home has, no other, and home as their base: what
-// another device may be given instead of home.
+// Current returns the runs of rg that o holds with exactly the releases that home has, and with home as their base.
+// Another device may be filled from them instead of from home.
 func (f *File) Current(rg page.Range, o versions.Owner) (out []Current) {
 	f.scan(rg, nil, func(run page.Range, s *state) {
 		r := s.find(o)
@@ -39,7 +38,7 @@ func (f *File) Current(rg page.Range, o versions.Owner) (out []Current) {
 	return out
 }
 
-// Bases returns the bases of the pages of rg that o holds and tracks, but for hollow ones.
+// Bases returns the bases of the pages of rg that o tracks, except hollow ones.
 func (f *File) Bases(rg page.Range, o versions.Owner) (out []PageBase) {
 	tracked := func(s *state) bool { r := s.find(o); return r != nil && r.tracked && r.base != BaseZero }
 	f.scan(rg, tracked, func(run page.Range, s *state) {
@@ -48,7 +47,7 @@ func (f *File) Bases(rg page.Range, o versions.Owner) (out []PageBase) {
 	return out
 }
 
-// Tracked returns the runs of rg that o holds and tracks.
+// Tracked returns the runs of rg that o tracks.
 func (f *File) Tracked(rg page.Range, o versions.Owner) (out []page.Range) {
 	f.scan(rg, nil, func(run page.Range, s *state) {
 		if r := s.find(o); r != nil && r.tracked {

@@ -8,24 +8,24 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// runs are states in segments of pages, whose pages that agree share one encoding.
+// runs keeps states in segments of pages. Pages of a segment with equal states share one encoding.
 type runs struct {
-	// segments are in ascending order of their numbers. The pages of a segment that is not there have the initial
-	// state: a file may be of 2^63 bytes, and a device hold a page at its end.
+	// segments are in ascending order of their numbers. Pages of a missing segment have the initial state: a file may
+	// have 2^63 bytes, and a device may hold only its last page.
 	segments []segment
 	// tables is the memory of their tables.
 	tables int64
 	// interned keeps one string per uniform encoding in use, so that agreeing segments share it.
 	interned map[string]string
-	// recent has the states that were decoded last: one request after the other meets the same few, and with many
+	// recent caches the states that were decoded last: successive requests meet the same few states, and with many
 	// devices a state takes microseconds to decode.
 	recent map[string]*state
 	moved  []change // scratch of updateSegment
-	// known is, for each kind of change, what it made of states.
+	// known caches, for each kind of change, its results.
 	known [unremembered]transitions
 }
 
-// recentStates is the most states of recent, and transitions of a kind of change, that are remembered.
+// recentStates is the limit of recent, and of the cached transitions of each kind of change.
 const recentStates = 16
 
 // decode returns the state that enc encodes. It must not be changed.
@@ -56,8 +56,8 @@ func (rs *runs) at(p page.Index) *state {
 	return rs.decode(g.encoding(g.index[p%segmentPages]))
 }
 
-// transitions remember, from one change of a kind to the next, what it makes of states, by their encodings. Changes of
-// single pages meet the same few again and again.
+// transitions caches the results of one kind of change, from encoding to encoding. Changes of single pages meet the
+// same few states again and again.
 type transitions map[string]string
 
 func (t transitions) memory() (n int64) {
@@ -96,7 +96,7 @@ func (rs *runs) find(number int64) (i int, ok bool) {
 // firstPage returns the first page of a segment.
 func firstPage(number int64) page.Index { return page.Index(number * segmentPages) }
 
-// gap returns the pages of rg up to the segment at place i, which is the first behind rg.Start.
+// gap returns the pages of rg up to the segment at place i, which is the first one after rg.Start.
 func (rs *runs) gap(i int, rg page.Range) page.Range {
 	if i < len(rs.segments) {
 		rg.End = min(rg.End, firstPage(rs.segments[i].number))
@@ -104,7 +104,7 @@ func (rs *runs) gap(i int, rg page.Range) page.Range {
 	return rg
 }
 
-// split calls fn for the parts of rg in segments that are there, and missing for the pages between them, in order.
+// split calls fn for the parts of rg in existing segments, and missing for the pages between them, in order.
 func (rs *runs) split(rg page.Range, missing func(gap page.Range), fn func(g *segment, from, to int)) {
 	if rg.Empty() {
 		return
@@ -153,7 +153,7 @@ func (rs *runs) end() page.Index {
 	return 0
 }
 
-// next returns p if its segment is there, or the first page of the first one behind it that is; maxPage if none is.
+// next returns p if its segment exists, or the first page of the first segment after p; maxPage if there is none.
 func (rs *runs) next(p page.Index) page.Index {
 	i, there := rs.find(int64(p) / segmentPages)
 	switch {

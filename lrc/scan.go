@@ -8,14 +8,14 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// memoStates is the number of states that a pass looks for one by one: most passes meet a few, again in every segment.
-// Of more it keeps a map, of up to memoMost.
+// memoStates is the number of states up to which a pass searches one by one: most passes meet a few states, the same in
+// every segment. For more states it keeps a map, of up to memoMost.
 const (
 	memoStates = 8
 	memoMost   = 1024
 )
 
-// memo remembers what encodings stand for during one pass.
+// memo caches what encodings stand for during one pass.
 type memo struct {
 	rs        *runs
 	want      func(s *state) bool // nil for every state
@@ -26,14 +26,14 @@ type memo struct {
 	more      map[string]*meaning
 }
 
-// meaning is a state, and whether the pass is about it.
+// meaning is a state, and whether the pass wants it.
 type meaning struct {
 	state  *state
 	wanted bool
 }
 
-// of returns what enc stands for. Equal encodings have the same pointer while they are remembered. The state must not
-// be changed.
+// of returns what enc stands for. Equal encodings have the same pointer while they are cached. The state must not be
+// changed.
 func (m *memo) of(enc []byte) *meaning {
 	if m.last < m.n && string(enc) == m.encodings[m.last] {
 		return m.known[m.last]
@@ -61,7 +61,7 @@ func (m *memo) of(enc []byte) *meaning {
 	return x
 }
 
-// scan is that of states. What has no page that is wanted costs little.
+// scan implements states.scan. Segments without a wanted page cost little.
 func (rs *runs) scan(ranges []page.Range, want func(s *state) bool, fn func(run page.Range, s *state)) {
 	if len(ranges) == 1 && ranges[0].Len() == 1 {
 		if s := rs.at(ranges[0].Start); want == nil || want(s) {
@@ -82,17 +82,16 @@ func (rs *runs) scan(ranges []page.Range, want func(s *state) bool, fn func(run 
 	}
 }
 
-// scanner is a pass over pages. Who takes what is found is an argument everywhere: as a field it would cost an
-// allocation.
+// scanner is a pass over pages. The callback is an argument everywhere, because as a field it would cost an allocation.
 type scanner struct {
 	memo memo
-	// open is a run that may go on: runs are joined across segments, so that a large file that agrees is one run.
+	// open is a run that may go on: runs are joined across segments, so that a large file with equal states is one run.
 	open      page.Range
 	openState *state
 	// uniform is what lastUniform stands for.
 	lastUniform string
 	uniform     *meaning
-	// table has the states of segment tableOf, as far as they were needed.
+	// table has the decoded states of segment tableOf, as far as they were needed.
 	table   []*meaning
 	tableOf *segment
 }
@@ -123,7 +122,7 @@ func (x *scanner) agree(run page.Range, enc string, fn func(run page.Range, s *s
 	}
 }
 
-// enter makes the table that of g. What happened to the one segment often happened to the next.
+// enter makes table the table of g. Neighbouring segments often have equal tables.
 func (x *scanner) enter(g *segment) {
 	if g == x.tableOf {
 		return
@@ -147,7 +146,7 @@ func (x *scanner) segment(g *segment, from, to int, fn func(run page.Range, s *s
 	}
 	x.enter(g)
 	index := g.index[:to]
-	// The table tells whether there is anything in the segment, in fewer steps than its pages.
+	// The table shows in fewer steps than the pages whether the segment has a wanted state.
 	if x.memo.want != nil && to-from > len(x.table) {
 		states, k := g.wanted(&x.memo, x.table)
 		if states == 0 {
@@ -171,7 +170,7 @@ func (x *scanner) segment(g *segment, from, to int, fn func(run page.Range, s *s
 	}
 }
 
-// only scans a segment, whose first page is first, from its page from on. Of its states only k is wanted.
+// only scans a segment, whose first page is first, from its page from on. Only state k is wanted.
 func (x *scanner) only(
 	index []uint16, first page.Index, from int, k uint16, fn func(run page.Range, s *state),
 ) {
@@ -181,7 +180,7 @@ func (x *scanner) only(
 	}
 	j := runEnd(index, i)
 	x.emit(page.Range{Start: first + page.Index(i), End: first + page.Index(j)}, x.table[k].state, fn)
-	// None of the others touches the one before it.
+	// No later run touches the run before it.
 	for i = nextOf(index, j, k); i < len(index); i = nextOf(index, j, k) {
 		j = runEnd(index, i)
 		fn(x.open, x.openState)
@@ -194,7 +193,7 @@ func (g *segment) sameTable(o *segment) bool {
 	return bytes.Equal(g.blob, o.blob) && slices.Equal(g.ends, o.ends)
 }
 
-// wanted returns how many states that m wants pages of g have, and one of them. It fills in table as far as it had to
+// wanted returns how many of the states that m wants occur in g, and one of them. It fills in table as far as it had to
 // look.
 func (g *segment) wanted(m *memo, table []*meaning) (states int, one uint16) {
 	for k, n := range g.pages {
@@ -216,8 +215,8 @@ func nextOf(index []uint16, i int, k uint16) int {
 	if i == len(index) {
 		return i
 	}
-	// A number is a byte of 0 and one that is not, in either order: k is found in the latter. The bytes are those of
-	// index, and are only read.
+	// Each number is a byte of 0 and a byte that is not 0, in either order: k is found in the latter. The slice aliases
+	// index, and is only read.
 	b := unsafe.Slice((*byte)(unsafe.Pointer(&index[i])), 2*(len(index)-i))
 	n := bytes.IndexByte(b, byte(k))
 	if n < 0 {
@@ -234,7 +233,7 @@ func runEnd(index []uint16, i int) int {
 			return i
 		}
 	}
-	// Four at a time: the words are those of index, whose array begins at a multiple of 8, and are only read.
+	// Four at a time: the words alias index, whose array begins at a multiple of 8, and are only read.
 	for four := uint64(k) * 0x0001_0001_0001_0001; i+4 <= len(index); i += 4 {
 		if *(*uint64)(unsafe.Pointer(&index[i])) != four {
 			break

@@ -12,7 +12,7 @@ type segment struct {
 	uniform string
 	// index has, per page, the number of its state in the table.
 	index []uint16
-	// The table: state i is encoded in blob[ends[i-1]:ends[i]], and so many pages have it.
+	// The table: state i is encoded in blob[ends[i-1]:ends[i]]; pages[i] pages have it.
 	blob  []byte
 	ends  []uint32
 	pages []uint16
@@ -26,8 +26,8 @@ func (g *segment) encoding(i uint16) []byte {
 	return g.blob[start:g.ends[i]]
 }
 
-// vacant returns the number of a state that no page has and whose encoding has n bytes. What is changed again and again
-// so leaves the table as long as it is.
+// vacant returns the number of a state that no page has and whose encoding has n bytes. Reusing it keeps the table from
+// growing when pages change again and again.
 func (g *segment) vacant(n int) (uint16, bool) {
 	for k, pages := range g.pages {
 		if pages == 0 && len(g.encoding(uint16(k))) == n {
@@ -37,7 +37,7 @@ func (g *segment) vacant(n int) (uint16, bool) {
 	return 0, false
 }
 
-// add appends a state to the table. The table grows by small steps: that of a large file has many segments.
+// add appends a state to the table. The table grows in small steps, because a large file has many segments.
 func (g *segment) add(enc string) uint16 {
 	if n := len(g.ends); cap(g.ends) == n {
 		room := n + max(4, n/16)
@@ -57,7 +57,8 @@ func (g *segment) add(enc string) uint16 {
 // differ is not rewritten for every page that changes.
 func garbage(n int) int { return 8 + n/32 }
 
-// compact drops the table where all pages agree again, and states that no page has any more when there are many.
+// compact drops the table if all pages agree again. Otherwise it drops states that no page has any more, if there are
+// many.
 func (rs *runs) compact(g *segment) {
 	n := 0
 	for _, pages := range g.pages {

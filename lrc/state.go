@@ -17,10 +17,10 @@ import (
 type Base uint32
 
 const (
-	// BaseHome says that home still has the bytes.
+	// BaseHome means that home still has the bytes.
 	BaseHome Base = 0
-	// BaseZero is a page of zeros, of which nobody keeps a copy. It is the base of memory that a program may be storing
-	// into although nothing was ever brought there (Hollow).
+	// BaseZero is a page of zeros, which needs no copy. It is the base of memory that a program may be storing into
+	// although home's bytes were never brought there (Hollow).
 	BaseZero Base = 1 << 30
 )
 
@@ -40,11 +40,12 @@ func (b Base) kept() bool { return b != BaseHome && b != BaseZero }
 // replica is what is known of a page on one device.
 type replica struct {
 	owner versions.Owner
-	// v counts releases that the bytes contain. Of an owner of whose releases home has more, it may count none.
+	// v counts the releases that the bytes contain. If home has more releases of an owner, v may count none of that
+	// owner.
 	v versions.Vector
 	// base is where the bytes of the last agreement are. It means nothing while tracked is false.
 	base Base
-	// tracked says that programs may be storing into the page.
+	// tracked is true while programs may be storing into the page.
 	tracked bool
 }
 
@@ -70,10 +71,10 @@ func (r *replica) stale(home versions.Vector) bool { return !r.v.Dominates(home)
 type state struct {
 	released versions.Vector
 	home     versions.Vector
-	// cpu says that the kernel may hold the page.
+	// cpu is true if the kernel may hold the page.
 	cpu      bool
 	replicas []replica
-	// nonePending says that firstPending was found to return nil: reads ask for it again and again, of many devices.
+	// nonePending caches that firstPending returns nil: with many devices, reads ask for it again and again.
 	nonePending bool
 }
 
@@ -84,7 +85,7 @@ func (s *state) clone() *state {
 	return &c
 }
 
-// memory returns the bytes that the state takes as it is, vectors that it shares with others left out.
+// memory returns the bytes that the decoded state takes, without vectors that it shares with others.
 func (s *state) memory() int64 {
 	return int64(unsafe.Sizeof(*s)) + int64(cap(s.replicas))*int64(unsafe.Sizeof(replica{}))
 }
@@ -98,7 +99,7 @@ func (s *state) find(o versions.Owner) *replica {
 	return nil
 }
 
-// add returns the replica of o, made if it was not there.
+// add returns the replica of o. It makes the replica if there is none.
 func (s *state) add(o versions.Owner) *replica {
 	i := 0
 	for ; i < len(s.replicas) && s.replicas[i].owner <= o; i++ {
@@ -119,16 +120,16 @@ func (s *state) remove(o versions.Owner) {
 			break
 		}
 	}
-	// Releases that never came home are lost with the replica, and nobody else has them.
+	// Releases that never came home are lost with the replica, because no other replica has them.
 	s.released = s.released.With(o, s.home.Get(o))
 	if len(s.replicas) == 0 {
-		// Nobody keeps count of the kernel's copy any more. So the page costs nothing again.
+		// The kernel's copy need not be tracked any more. So the page costs nothing again.
 		s.released, s.home, s.cpu = versions.Vector{}, versions.Vector{}, true
 	}
 }
 
-// addHollow adds a replica of o that holds zeros, which are not home's bytes. It is stale by a release that home has
-// and the replica has not: where there is none, home counts as a write of the CPU that everybody else has seen.
+// addHollow adds a replica of o that holds zeros, which are not home's bytes. It is stale because home has a release
+// that it lacks. If home has none, home counts as a write of the CPU that all other replicas have seen.
 func (s *state) addHollow(o versions.Owner) {
 	behind := false
 	for other := range s.home.Owners() {
@@ -215,15 +216,15 @@ func (s *state) String() string {
 //	uvarint    base<<1 | tracked
 //	set        which of the owners in released it is behind home in
 //
-// By how many releases a replica is behind does not matter: what it lacks it gets from home, all at once. So a vector
-// that is behind home in an owner comes back without that owner, which is still true of the bytes. Its own releases are
-// all in it. A set that is empty costs one byte; one of numbers below 13, two.
+// It does not matter by how many releases a replica is behind: it gets all missing bytes from home at once. So if a
+// vector is behind home in an owner, decoding returns it without that owner, which is still true of the bytes. A
+// replica always has all its own releases. An empty set costs one byte; a set of numbers below 13 costs two.
 
 // setBits is the number of members that a set has room for in its first uvarint.
 const setBits = 62
 
-// appendSet encodes a set of ascending numbers: a uvarint whose bit i+1 says that i is in it, and whose bit 0 says that
-// there are members from setBits on: then their number follows and each of them, as uvarints.
+// appendSet encodes a set of ascending numbers as a uvarint. Bit i+1 means that i is in the set. Bit 0 means that there
+// are members from setBits on; then their count and each of them follow, as uvarints.
 func appendSet(buf []byte, set []int) []byte {
 	var mask uint64
 	rest := len(set)
@@ -299,7 +300,7 @@ func (s *state) encode(buf []byte) []byte {
 	return buf
 }
 
-// decoder reads what encode wrote. The encoding never leaves this package, so a malformed one is a fault of ours.
+// decoder reads what encode wrote. The encoding never leaves this package, so a malformed one is a bug.
 type decoder struct{ b []byte }
 
 func (d *decoder) uvarint() uint64 {

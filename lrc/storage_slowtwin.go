@@ -12,7 +12,7 @@ import (
 // storage keeps the states of a File's pages.
 type storage = twins
 
-// twins keep everything twice, and panic where the answers differ.
+// twins keeps everything twice, and panics if the answers differ.
 type twins struct {
 	runs  runs
 	plain plain
@@ -25,7 +25,7 @@ func mustAgree(what string, ranges []page.Range, runs, plain []answer) {
 	}
 }
 
-// answer is a run of pages, and what was said of it. Neighbours differ.
+// answer is a run of pages, and the answer for it. Neighbours differ.
 type answer struct {
 	run  page.Range
 	text string
@@ -39,7 +39,7 @@ func appendAnswer(list []answer, run page.Range, text string) []answer {
 	return append(list, answer{run, text})
 }
 
-// scanned returns what a scan finds. A state's encoding says all of it that has a meaning.
+// scanned returns what a scan finds. The encoding of a state has everything that matters.
 func scanned(s states, ranges []page.Range, want func(s *state) bool) (list []answer) {
 	s.scan(ranges, want, func(run page.Range, s *state) { list = appendAnswer(list, run, string(s.encode(nil))) })
 	return list

@@ -7,11 +7,11 @@ import (
 
 // TruncatePlan makes home shorter. The executor
 //
-//  1. cuts home;
-//  2. commits, or aborts if home was not cut;
-//  3. zeroes the pages in every replica, and what lies behind the new end in the page that it is in.
+//  1. truncates home;
+//  2. commits, or aborts if home was not truncated;
+//  3. zeroes the pages in every replica, and the bytes past the new end in the last page.
 //
-// It has all pages from the first one on for itself.
+// It has exclusive use of all pages from the first one on.
 type TruncatePlan struct {
 	f      *File
 	ticket ticket
@@ -24,8 +24,8 @@ func (f *File) BeginTruncate(n page.Index) TruncatePlan {
 	return TruncatePlan{f: f, n: n, ticket: ticket}
 }
 
-// Commit says that home was cut. Whatever was pending of the pages is void, and all replicas agree. drop are the bases
-// that nobody has any more.
+// Commit records that home was truncated. Pending releases of the pages are void, and all replicas agree. No replica
+// uses the bases in drop any more.
 func (p TruncatePlan) Commit() (drop []PageBase) {
 	p.f.plans.advance(p.ticket, nil)
 	p.f.plans.end(p.ticket)
@@ -35,8 +35,8 @@ func (p TruncatePlan) Commit() (drop []PageBase) {
 // Abort leaves everything as it was.
 func (p TruncatePlan) Abort() { p.f.plans.end(p.ticket) }
 
-// truncated says that home has no bytes in the pages from n on, and that replicas have zeros there: they
-// all agree, and whatever was pending of them is void. drop are the bases that nobody has any more.
+// truncated records that home has no bytes in the pages from n on, and that replicas have zeros there. They all agree,
+// and pending releases are void. No replica uses the bases in drop any more.
 func (f *File) truncated(n page.Index) (drop []PageBase) {
 	rg := page.Range{Start: n, End: f.pages.end()}
 	if rg.Empty() {
@@ -53,7 +53,7 @@ func (f *File) truncated(n page.Index) (drop []PageBase) {
 	return drop
 }
 
-// keptBases returns every base of rg that is a copy, each once.
+// keptBases returns every base copy of rg once.
 func (f *File) keptBases(rg page.Range) (kept []PageBase) {
 	f.scan(rg, nil, func(run page.Range, s *state) {
 		seen := map[Base]bool{}

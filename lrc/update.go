@@ -6,7 +6,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// update is that of states.
+// update implements states.update.
 func (rs *runs) update(
 	ranges []page.Range, note func(s *state) Base, kind changeKind, fn func(s *state),
 ) (noted []PageBase) {
@@ -69,7 +69,7 @@ func (rs *runs) insert(i int, from, to int64) {
 // part is the pages [from, to) of a segment.
 type part struct{ from, to int }
 
-// changes remembers what an update made of the states it met.
+// changes caches the results of an update for the states that it met.
 type changes struct {
 	rs    *runs
 	note  func(s *state) Base
@@ -82,14 +82,14 @@ type changes struct {
 	noted []PageBase
 }
 
-// change is what became of a state.
+// change is the result of an update for one state.
 type change struct {
 	enc  string
 	to   uint16 // its number in the table of the segment, plus one
 	base Base   // what was noted of it
 }
 
-// of returns what fn makes of the state that enc encodes.
+// of returns the result of fn for the state that enc encodes.
 func (c *changes) of(enc []byte) change {
 	for i := range min(c.n, memoStates) {
 		if c.old[i] == string(enc) {
@@ -138,13 +138,13 @@ func (c *changes) add(run page.Range, b Base) {
 	c.noted = append(c.noted, PageBase{run, b})
 }
 
-// updateSegment makes of the pages of parts what c makes of their states.
+// updateSegment applies c to the pages of parts.
 func (rs *runs) updateSegment(g *segment, parts []part, c *changes) {
 	if g.index == nil {
 		rs.updateUniform(g, parts, c)
 		return
 	}
-	// What became of the state with a number. States that are added are of pages that are done.
+	// moved[i] is the result for state i. Added states belong to pages that are done.
 	if cap(rs.moved) < len(g.ends) {
 		rs.moved = make([]change, 2*len(g.ends))
 	}
@@ -177,7 +177,7 @@ func (rs *runs) updateSegment(g *segment, parts []part, c *changes) {
 	rs.compact(g)
 }
 
-// updateUniform is updateSegment where all pages of g agree.
+// updateUniform is updateSegment for a segment whose pages all agree.
 func (rs *runs) updateUniform(g *segment, parts []part, c *changes) {
 	first, old := firstPage(g.number), initial
 	if g.uniform != "" {
@@ -209,14 +209,15 @@ func (rs *runs) updateUniform(g *segment, parts []part, c *changes) {
 	g.pages = []uint16{uint16(segmentPages - n), uint16(n)}
 }
 
-// finder finds states in the table of a segment that is being updated: a few in the table as it is, many by a map.
+// finder finds states in the table of a segment that is being updated: it searches the table for a few states, and uses
+// a map for many.
 type finder struct {
 	g        *segment
 	known    map[string]uint16
 	distinct int // how many were asked for
 }
 
-// place returns the number of the state that enc encodes, which is added if it is not there.
+// place returns the number of the state that enc encodes. It adds the state if it is missing.
 func (x *finder) place(enc string) uint16 {
 	g := x.g
 	if x.distinct++; x.distinct == memoStates {

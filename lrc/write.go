@@ -5,14 +5,15 @@ import (
 	"github.com/gaiafs/gaiafs/versions"
 )
 
-// WritePlan is a change of home by the CPU: a write by a program, or of the kernel's dirty pages, a hole. The executor
+// WritePlan is a change of home by the CPU: a write by a program, a write of the kernel's dirty pages, or a hole. The
+// executor
 //
 //  1. collects Collect and begins again, unless it is empty: the writer may have seen what was released;
 //  2. reads the pages of Keep from home and keeps them as these bases;
 //  3. changes home;
-//  4. commits, also where the change failed half way; or aborts if home has not changed.
+//  4. commits, even if the change failed half way; or aborts if home has not changed.
 //
-// It has its pages for itself: until it ends, no other plan may hold one of them.
+// It has exclusive use of its pages: until it ends, no other plan may hold one of them.
 type WritePlan struct {
 	f       *File
 	ticket  ticket
@@ -21,8 +22,8 @@ type WritePlan struct {
 	Keep    []PageBase
 }
 
-// BeginWrite plans a change of home in rg. If the plan has something to collect it has not begun, and is not ended
-// either.
+// BeginWrite plans a change of home in rg. If the plan has something to Collect, it has not begun and must not be
+// ended.
 func (f *File) BeginWrite(rg page.Range) (p WritePlan) {
 	if collect := f.Pending(rg, false); len(collect) > 0 {
 		return WritePlan{Collect: collect}
@@ -33,22 +34,23 @@ func (f *File) BeginWrite(rg page.Range) (p WritePlan) {
 	return p
 }
 
-// Commit says that home changed. Every replica is behind from now on. Of the plan's pages, the kernel may hold those of
-// held, and those that it held before: a write of a part of a page leaves the kernel with the copy it had, or none; so
-// does the write-back of a page that it read before, and a hole.
+// Commit records that home changed. Every replica is behind from now on. Of the plan's pages, the kernel may hold those
+// of held and those that it held before. A write of a part of a page does not change whether the kernel holds it, nor
+// does the write-back of a page that it read before, nor a hole.
 func (p WritePlan) Commit(held page.Range) {
 	p.f.plans.advance(p.ticket, nil)
 	p.f.cpuChanged(p.rg, held)
 	p.f.plans.end(p.ticket)
 }
 
-// Abort says that home has not changed. It is the base again of all pages of Keep; nobody has their copies any more.
+// Abort records that home has not changed. Home is the base of all pages of Keep again, and no replica uses their
+// copies.
 func (p WritePlan) Abort() {
 	p.f.plans.end(p.ticket)
 	p.f.notKept(p.Keep)
 }
 
-// Keeps returns the runs of ranges whose pages a plan to change home would have kept: those for Keep.
+// Keeps returns the runs of ranges that a plan to change home would have in Keep.
 func (f *File) Keeps(ranges []page.Range, except versions.Owner) (out []page.Range) {
 	keeps := func(s *state) bool { return s.keeps(except) }
 	f.pages.scan(f.within(ranges), keeps, func(run page.Range, _ *state) { out = page.AppendRange(out, run) })
@@ -66,8 +68,8 @@ func (s *state) keeps(except versions.Owner) bool {
 }
 
 // keepBases is called before home changes. It returns the runs of ranges whose bytes in home have to be kept, and under
-// which Base: a tracked replica has no other. except is the device whose own bytes are being collected, whose base
-// collected changes; CPU for none.
+// which Base: home is the only base of a tracked replica there. except is the device whose own bytes are being
+// collected, because collected changes its base; CPU means none.
 func (f *File) keepBases(ranges []page.Range, except versions.Owner) []PageBase {
 	var out []PageBase
 	needs := func(s *state) bool { return s.keeps(except) }
@@ -96,7 +98,7 @@ func (f *File) keepBases(ranges []page.Range, except versions.Owner) []PageBase 
 	return out
 }
 
-// notKept takes back what keepBases did. Home has not changed.
+// notKept undoes keepBases. Home has not changed.
 func (f *File) notKept(bases []PageBase) {
 	for _, k := range bases {
 		ranges := []page.Range{k.Range}
@@ -111,7 +113,7 @@ func (f *File) notKept(bases []PageBase) {
 	}
 }
 
-// cpuChanged says that home has bytes of rg that no replica has.
+// cpuChanged records that home has bytes of rg that no replica has.
 func (f *File) cpuChanged(rg, held page.Range) {
 	f.kernelHolds(rg.Intersect(held))
 	rg = f.clip(rg)

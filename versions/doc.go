@@ -3,16 +3,16 @@
 //
 // # Model
 //
-// An Owner is whoever holds replicas: the CPU, or one device. A Version counts the releases that an owner made of a
-// page. A Vector has the version of each owner whose releases something contains, and orders what it describes: one
-// copy dominates another when it contains all of the other's releases.
+// An Owner holds replicas: the CPU, or one device. A Version counts the releases that an owner made of a page. A Vector
+// has a version for each owner whose releases a copy contains. It orders copies: one copy dominates another if it
+// contains all of the other's releases.
 //
 // # Ownership
 //
-// Vectors are immutable values. They can be compared with ==, used as map keys and shared between goroutines without
-// a lock. Deriving a vector allocates only where the result is neither operand.
+// Vectors are immutable values. They can be compared with ==, used as map keys and shared between goroutines without a
+// lock. Deriving a vector allocates only if the result is neither operand.
 //
 // # What it does not do
 //
-// It knows no files, pages or devices, holds no locks and does no I/O.
+// The package knows no files, pages or devices, holds no locks and does no I/O.
 package versions

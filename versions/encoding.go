@@ -8,15 +8,15 @@ import (
 	"strings"
 )
 
-// ErrMalformed says that bytes or a text are not the encoding of a Vector.
+// ErrMalformed means that bytes or a text are not the encoding of a Vector.
 var ErrMalformed = errors.New("malformed version vector")
 
 // AppendBinary appends the encoding of v to buf: a byte for the owner and a uvarint for its version, for each owner in
 // ascending order. The zero Vector takes no bytes. It never fails.
 func (v Vector) AppendBinary(buf []byte) ([]byte, error) { return append(buf, v.enc...), nil }
 
-// Decode returns the vector that AppendBinary encoded as b, or ErrMalformed. It takes no other encoding of a vector:
-// owners out of order, versions of 0 and overlong numbers are malformed. It keeps nothing of b.
+// Decode returns the vector that AppendBinary encoded as b, or ErrMalformed. It accepts no other encoding: owners out
+// of order, versions of 0 and overlong numbers are malformed. It does not keep b.
 func Decode(b []byte) (Vector, error) {
 	last := -1
 	for rest := b; len(rest) > 0; {
@@ -55,7 +55,7 @@ func (v Vector) AppendText(b []byte) ([]byte, error) {
 // MarshalText returns String's text, which is also the vector's JSON string. It never fails.
 func (v Vector) MarshalText() ([]byte, error) { return v.AppendText(nil) }
 
-// UnmarshalText is the inverse of MarshalText. It takes no other spelling and fails with ErrMalformed.
+// UnmarshalText is the inverse of MarshalText. It accepts no other spelling, and fails with ErrMalformed.
 func (v *Vector) UnmarshalText(text []byte) error {
 	s, opened := strings.CutPrefix(string(text), "{")
 	s, closed := strings.CutSuffix(s, "}")

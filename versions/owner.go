@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Owner is who holds a replica: the CPU, or a device.
+// Owner is a holder of replicas: the CPU, or a device.
 type Owner uint8
 
 // CPU is the owner of the kernel's page cache, shared by all CPU programs.
@@ -16,7 +16,7 @@ const CPU Owner = 0
 // MaxGPU is the highest ordinal that a device may have.
 const MaxGPU = 254
 
-// ErrNoOwner says that a text names no owner.
+// ErrNoOwner means that a text names no owner.
 var ErrNoOwner = errors.New("no such owner")
 
 // GPU returns the owner that stands for the device with that ordinal. It panics if ordinal is not in [0, MaxGPU].
@@ -41,7 +41,7 @@ func (o Owner) String() string {
 // MarshalText returns String's text. It never fails.
 func (o Owner) MarshalText() ([]byte, error) { return []byte(o.String()), nil }
 
-// UnmarshalText is the inverse of MarshalText. It takes no other spelling and fails with ErrNoOwner.
+// UnmarshalText is the inverse of MarshalText. It accepts no other spelling, and fails with ErrNoOwner.
 func (o *Owner) UnmarshalText(text []byte) error {
 	x, err := parseOwner(string(text))
 	if err == nil {

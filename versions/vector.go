@@ -5,16 +5,16 @@ import (
 	"iter"
 )
 
-// Vector says how many releases of each owner something contains. It is an immutable value: == compares, and the zero
+// Vector counts the releases of each owner that a copy contains. It is an immutable value: == compares, and the zero
 // Vector contains no release. An owner whose version is 0 is not in it.
 type Vector struct {
 	// enc has a byte for the owner and a uvarint for its version, for each owner in ascending order. No version is 0
-	// and no uvarint is longer than it must be, so that a vector has one encoding and == compares vectors.
+	// and no uvarint is longer than necessary, so each vector has one encoding and == compares vectors.
 	enc string
 }
 
-// scratchSize is the bytes of encoding that fit on the stack: 8 devices and the CPU with versions below 2^42. A longer
-// result costs one more allocation.
+// scratchSize is the size of an encoding that fits on the stack: 8 devices and the CPU with versions below 2^42. A
+// longer result costs one more allocation.
 const scratchSize = 64
 
 // next splits the first entry off enc, which must not be empty.
@@ -38,7 +38,7 @@ func appendEntry(buf []byte, o Owner, v Version) []byte {
 	return binary.AppendUvarint(append(buf, byte(o)), uint64(v))
 }
 
-// Get returns the version of o, 0 if v contains no release of it.
+// Get returns the version of o, 0 if v contains no release of o.
 func (v Vector) Get(o Owner) Version {
 	for enc := v.enc; enc != ""; {
 		var eo Owner
@@ -150,7 +150,7 @@ func (v Vector) Dominates(w Vector) bool {
 	return true
 }
 
-// Order is how two vectors relate.
+// Order is the relation of two vectors.
 type Order uint8
 
 // The orders of v against w.
@@ -165,7 +165,7 @@ func (o Order) String() string {
 	return [...]string{"equal", "before", "after", "concurrent"}[o]
 }
 
-// Compare returns how v relates to w.
+// Compare returns the relation of v to w.
 func (v Vector) Compare(w Vector) Order {
 	switch {
 	case v == w:
@@ -178,7 +178,7 @@ func (v Vector) Compare(w Vector) Order {
 	return Concurrent
 }
 
-// Owners iterates over the owners of which v contains releases, in ascending order, with their versions.
+// Owners iterates over the owners whose releases v contains, in ascending order, with their versions.
 func (v Vector) Owners() iter.Seq2[Owner, Version] {
 	return func(yield func(Owner, Version) bool) {
 		for enc := v.enc; enc != ""; {
@@ -192,7 +192,7 @@ func (v Vector) Owners() iter.Seq2[Owner, Version] {
 	}
 }
 
-// Len returns the number of owners of which v contains releases.
+// Len returns the number of owners whose releases v contains.
 func (v Vector) Len() int {
 	n := 0
 	for range v.Owners() {
