@@ -112,7 +112,8 @@ func (f *File) drainAllLocked(p *released) {
 	}
 }
 
-// tellTimes makes the kernel drop the file's times, unless it dropped them along with pages.
+// tellTimes makes the kernel drop the file's times, unless they went along with dropped pages. In write-back mode it
+// always does so.
 func (f *File) tellTimes(p released) {
 	if timed, ok := p.kernel.(TimedPages); ok && p.pages > 0 && (!p.dropped || f.c.writeBack) {
 		timed.Modified()

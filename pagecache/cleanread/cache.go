@@ -59,8 +59,8 @@ type Device struct {
 	// Engines says that a copy needs no processor of the host.
 	Engines bool
 	Lost    func() bool
-	// beside is the cost of the reader's own work besides waiting for the device: it compares, and copies once more.
-	beside *mover.Place
+	// overhead is the cost of the reader's own work besides waiting for the device: it compares, and copies once more.
+	overhead *mover.Place
 }
 
 const (
@@ -70,9 +70,9 @@ const (
 	mostPatience  = 250 * time.Millisecond
 	patienceTimes = 8
 
-	// These are assumed for Device.beside until something is measured.
-	besideLatency   = time.Microsecond
-	besideBandwidth = 10e9
+	// These are assumed for Device.overhead until something is measured.
+	overheadLatency   = time.Microsecond
+	overheadBandwidth = 10e9
 )
 
 // Cache serves the CPU reads of one mount. Its methods may be called from any goroutine.
@@ -104,7 +104,7 @@ func New(o Options) (c *Cache, err error) {
 	o.Limit = max(o.Limit, ChunkSize)
 	c = &Cache{Options: o, Patience: leastPatience, Age: chunkAge, disk: mover.NewDisk()}
 	for _, d := range o.Devices {
-		d.beside = mover.NewPlace(besideLatency, besideBandwidth)
+		d.overhead = mover.NewPlace(overheadLatency, overheadBandwidth)
 	}
 	c.fetchesMore = slices.ContainsFunc(o.Devices, c.fetchesMoreFrom)
 	if o.When != Off {

@@ -63,7 +63,7 @@ func (f *File) cheapest(facts *Facts, off, n int64) option {
 	for i := range facts.haves {
 		x := &facts.haves[i]
 		first, last := x.Pages[0], x.Pages[len(x.Pages)-1]
-		s, beside := x.Device.Moves.Cost.Now(), x.Device.beside.Now()
+		s, overhead := x.Device.Moves.Cost.Now(), x.Device.overhead.Now()
 		if s.Stuck() {
 			continue
 		}
@@ -81,14 +81,14 @@ func (f *File) cheapest(facts *Facts, off, n int64) option {
 				give, t = most, max(s.Time(most), disk.Time(n-most))
 			}
 			options = append(options, option{x, page.Covering(off, give)})
-			times = append(times, t+beside.Time(give))
+			times = append(times, t+overhead.Time(give))
 		case last.End == rg.End:
 			most := off + n - last.Offset()
 			t := s.Time(most) + disk.Time(n-most)
 			if x.Device.Engines {
 				t = max(s.Time(most), disk.Time(n-most))
 			}
-			options, times = append(options, option{x, last}), append(times, t+beside.Time(most))
+			options, times = append(options, option{x, last}), append(times, t+overhead.Time(most))
 		}
 	}
 	return options[f.c.trials.Pick(n, times)]

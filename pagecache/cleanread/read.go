@@ -98,7 +98,7 @@ func (f *File) take(plan *deviceCopy, home Home, p []byte, off, lo, hi int64) (e
 	if plan.Err() == nil {
 		copied = copy(p[lo:hi], plan.Buf()[from:])
 	}
-	plan.device.beside.Note(hi-lo, time.Since(waited))
+	plan.device.overhead.Note(hi-lo, time.Since(waited))
 	if !doubtful.Empty() {
 		f.ex.Count(func(c *Counters) { c.DeviceReadFallbacks.Add(1) })
 		a, b := max(doubtful.Offset()-off, lo), min(doubtful.End.Offset()-off, hi)
