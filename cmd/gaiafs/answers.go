@@ -36,13 +36,13 @@ func (s *service) serveFile(ctx context.Context, r control.FileRequest) (any, er
 	return nil, syscall.EINVAL
 }
 
-// warmed is the answer to a FILE that warms.
+// warmed answers a FILE request that warms.
 type warmed struct {
-	// Pages were not up to date on the device before.
+	// Pages is how many pages were not up to date on the device before.
 	Pages int64 `json:"pages"`
 }
 
-// inspectionFor leaves out what the viewer may not know: what other users map.
+// inspectionFor removes what the viewer may not see: mappings and views of other users.
 func inspectionFor(in pagecache.Inspection, v control.Viewer) pagecache.Inspection {
 	if v.All {
 		return in
@@ -54,7 +54,7 @@ func inspectionFor(in pagecache.Inspection, v control.Viewer) pagecache.Inspecti
 	return in
 }
 
-// oneCPUProfile is held while a profile of the processor is made.
+// oneCPUProfile is held while a CPU profile is recorded: the runtime records only one at a time.
 var oneCPUProfile sync.Mutex
 
 // serveProfile is control.Options.Profile.
@@ -62,7 +62,7 @@ func serveProfile(ctx context.Context, kind control.ProfileKind, length time.Dur
 	var b bytes.Buffer
 	if kind == control.ProfileCPU {
 		if !oneCPUProfile.TryLock() {
-			return nil, fmt.Errorf("somebody else makes such a profile: %w", syscall.EBUSY)
+			return nil, fmt.Errorf("a CPU profile is already being recorded: %w", syscall.EBUSY)
 		}
 		defer oneCPUProfile.Unlock()
 		if err := pprof.StartCPUProfile(&b); err != nil {
@@ -83,7 +83,7 @@ func serveProfile(ctx context.Context, kind control.ProfileKind, length time.Dur
 	}
 	debug := 0
 	if kind == control.ProfileStacks {
-		debug = 2 // as a crash has them
+		debug = 2 // the format of a crash
 	}
 	err := pprof.Lookup(name).WriteTo(&b, debug)
 	return b.Bytes(), err

@@ -25,14 +25,14 @@ func newBench() *cobra.Command {
 		Use:   "bench",
 		Short: "Compare a mount with the bare filesystem and with go-fuse's loopback, on this machine",
 		Long: fmt.Sprintf(`bench measures gaiafs on this machine and its disks: fio through a mount, through go-fuse's loopback and on the bare
-filesystem, cold, from the host's memory and from a device's; CPU reads of a file of which a part is on a device; names and trees of
-small files; git and a Go build; what many devices cost; mapping, acquire and release. Each row measures its sides in turns, round
-after round, and shows medians, quartiles, the median of the ratios within the rounds, and how it stands to its target.
+filesystem, cold, from the host's memory and from a device's; CPU reads of a file that is partly on a device; names and trees of
+small files; git and a Go build; the cost of many devices; mapping, acquire and release. Each round measures every side of a row once.
+The table shows medians, quartiles, the median of the ratios within the rounds, and whether the row meets its target.
 
-It makes its own files in --dir and takes them and its mounts away again, also after Ctrl-C; what was measured by then is kept. With --file
-it reads a file of yours instead, which it never writes to. With --model it compares with safetensors how long a model takes to load, and
-to compute with, which needs Python with gaiafs and safetensors. It needs fio, git and go for the rows that use them, and
-root for cold names. Groups of rows are listed by --list. With --quick it is done in %.0f minutes. docs/bench.md describes the rows and the JSON.`,
+It makes its own files in --dir, and removes them and its mounts at the end, also after Ctrl-C; results measured by then are kept. With
+--file it reads your file instead and never writes to it. With --model it compares with safetensors how long a model takes to load and
+to compute with; this needs Python with gaiafs and safetensors. Some rows need fio, git or go, and cold names need root. --list
+lists the groups of rows. --quick finishes in %.0f minutes. docs/bench.md describes the rows and the JSON.`,
 			bench.QuickTime.Round(time.Minute).Minutes()),
 		Example: `  gaiafs bench --quick --html report.html
   gaiafs bench --run '^fio/.*cold' --rounds 3 --json cold.json
@@ -48,23 +48,23 @@ root for cold names. Groups of rows are listed by --list. With --quick it is don
 	f.StringVar(&o.pattern, "run", "", "only the rows whose GROUP/NAME matches `REGEX`")
 	f.IntVar(&o.Rounds, "rounds", 0, "measure each side `N` times (default 5, or 3 with --quick)")
 	f.StringVar(&o.Dir, "dir", os.TempDir(),
-		"measure in the folder `DIR`, which needs room (default: that of temporary files)")
-	f.Lookup("dir").DefValue = "" // help says the same on every machine
+		"measure in the folder `DIR`, which needs free space (default: the folder for temporary files)")
+	f.Lookup("dir").DefValue = "" // so that the help text is the same on every machine
 	f.StringVar(&o.File, "file", "", "read the file `PATH` instead of files of bench's own")
 	f.StringVar(&o.Model, "model", "",
 		"compare with safetensors how the model in the safetensors file `PATH` loads and runs")
 	f.StringVar(&o.Python, "python", "python3", "the Python `PROGRAM` for --model")
-	f.Var(&o.gpus, "gpus", "devices of the mounts: auto, none, or several of emulated[:N] and cuda[:0,1]; auto takes two emulated "+
-		"ones where there is no GPU")
+	f.Var(&o.gpus, "gpus", "devices of the mounts: auto, none, or several of emulated[:N] and cuda[:0,1]; auto uses two emulated "+
+		"devices if there is no GPU")
 	f.StringVar(&o.JSON, "json", "", "write everything measured to `FILE`")
-	f.StringVar(&o.HTML, "html", "", "write a report with plots to `FILE`, which needs nothing else to be shown")
+	f.StringVar(&o.HTML, "html", "", "write a self-contained report with plots to `FILE`")
 	f.StringVar(&o.Markdown, "markdown", "", "write the tables in Markdown to `FILE`")
-	f.BoolVar(&o.list, "list", false, "list the groups of rows and end")
+	f.BoolVar(&o.list, "list", false, "list the groups of rows and exit")
 	if err := errors.Join(cmd.MarkFlagDirname("dir"), cmd.MarkFlagFilename("file"),
 		cmd.MarkFlagFilename("model", "safetensors"),
 		cmd.MarkFlagFilename("json", "json"),
 		cmd.MarkFlagFilename("html", "html"), cmd.MarkFlagFilename("markdown", "md")); err != nil {
-		panic(err) // a flag is not named as above
+		panic(err) // a flag name is wrong
 	}
 	return cmd
 }
@@ -84,7 +84,7 @@ func (o *benchOptions) run(cmd *cobra.Command) error {
 	if err != nil {
 		return usagef("--run: %w", err)
 	}
-	if cmd.Flags().Changed("rounds") && o.Rounds < 1 { // 0 stands for the default only where nobody asked for it
+	if cmd.Flags().Changed("rounds") && o.Rounds < 1 { // 0 means the default only if the flag is absent
 		return usagef("--rounds %d: each side is measured once at least", o.Rounds)
 	}
 	if o.Model != "" && o.File != "" {
@@ -105,7 +105,7 @@ func (o *benchOptions) run(cmd *cobra.Command) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), endingSignals()...)
 	defer stop()
-	signal.Ignore(syscall.SIGPIPE) // whoever stopped reading the table does not keep it from cleaning up
+	signal.Ignore(syscall.SIGPIPE) // it cleans up even if the reader of the table has gone
 	o.Match, o.GPUs = match, benchDevices(o.gpus)
 	o.Command, o.Version = shown(os.Args[1:]), version
 	o.Mount, o.Process = benchMount, benchProcess
@@ -116,7 +116,7 @@ func (o *benchOptions) run(cmd *cobra.Command) error {
 	return err
 }
 
-// shown writes a command line so that a shell reads it as it was.
+// shown quotes a command line so that a shell reads it back unchanged.
 func shown(args []string) string {
 	plain := regexp.MustCompile(`^[\w./:=,@%+-]+$`)
 	words := []string{"gaiafs"}
@@ -129,8 +129,8 @@ func shown(args []string) string {
 	return strings.Join(words, " ")
 }
 
-// benchDevices returns --gpus of the mounts. Without a GPU there are two devices, so that one can read what the other
-// wrote.
+// benchDevices returns the value of --gpus for the mounts. Without a GPU it asks for two emulated devices, so that one
+// can read what the other wrote.
 func benchDevices(g gpuChoice) string {
 	if g.auto() {
 		if _, err := foundCUDA(slog.New(slog.DiscardHandler)); err != nil {
@@ -158,7 +158,7 @@ func benchProcess(ctx context.Context, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// newBenchProcess is what bench needs another process for; it is told by its arguments what.
+// newBenchProcess makes the hidden command that bench runs in processes of its own. The arguments say what to do.
 func newBenchProcess() *cobra.Command {
 	return &cobra.Command{
 		Use:    "bench-process",

@@ -20,7 +20,7 @@ import (
 	"github.com/gaiafs/gaiafs/fs"
 )
 
-// benchPlace is where a bench works, and its report.
+// benchPlace is the folder of a bench, and its report.
 type benchPlace struct{ dir, json string }
 
 func newBenchPlace(t *testing.T) benchPlace {
@@ -34,7 +34,7 @@ func (p benchPlace) command(t *testing.T, flags ...string) *exec.Cmd {
 		flags...)...)
 }
 
-// report reads what was measured.
+// report reads the report.
 func (p benchPlace) report(t *testing.T) (r rows.Report) {
 	t.Helper()
 	text, err := os.ReadFile(p.json)
@@ -79,7 +79,7 @@ func TestCommandBench(t *testing.T) {
 		switch {
 		case row.Skipped == "":
 			require.NotEmpty(t, row.Sides[0].Values, "%s: %s", row.Name, row.Failed)
-		default: // TMPDIR may be on anything, and the machine busy
+		default: // TMPDIR may be on any filesystem, and the machine may be busy
 			require.Regexp(t, "cannot be made cold|tmpfs|time of --quick", row.Skipped)
 		}
 		if row.Name == "lost updates" && row.Skipped == "" {
@@ -100,14 +100,14 @@ func TestCommandBench(t *testing.T) {
 	p.requireClean(t)
 }
 
-// A Ctrl-C ends it while a program still uses one of its mounts.
+// A Ctrl-C ends bench while a program still uses one of its mounts.
 func TestCommandBenchIsInterrupted(t *testing.T) {
 	p := newBenchPlace(t)
 	cmd := p.command(t, "--quick=false", "--run", "^(merge|metadata)/")
 	errs, err := cmd.StderrPipe()
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
-	t.Cleanup(func() { _ = cmd.Process.Kill() }) // it should be gone
+	t.Cleanup(func() { _ = cmd.Process.Kill() }) // normally it has ended
 	var said bytes.Buffer
 	lines := bufio.NewReader(io.TeeReader(errs, &said))
 	for !strings.Contains(said.String(), "[merge 2/2]") {
@@ -140,7 +140,7 @@ func TestCommandBenchIsInterrupted(t *testing.T) {
 	p.requireClean(t)
 }
 
-// userFile makes a file of a user's and returns its path and what it has.
+// userFile makes a file that belongs to the user. It returns its path and content.
 func userFile(t *testing.T) (string, []byte) {
 	t.Helper()
 	content := bytes.Repeat([]byte("not to be written to. "), 300_000)
@@ -155,7 +155,7 @@ func TestCommandBenchReadsAFileOfTheUser(t *testing.T) {
 	var before, after unix.Stat_t
 	require.NoError(t, unix.Stat(path, &before))
 	p := newBenchPlace(t)
-	link := filepath.Join(t.TempDir(), "model") // as in a cache of models
+	link := filepath.Join(t.TempDir(), "model") // like a link in a model cache
 	require.NoError(t, os.Symlink(path, link))
 	r := execute(t, p.command(t, "--rounds=1", "--file", link, "--run",
 		"^fio/randread 4 KiB .*16|^cached/random.*16 jobs, 50"))
@@ -164,7 +164,7 @@ func TestCommandBenchReadsAFileOfTheUser(t *testing.T) {
 		require.NotContains(t, row.Name, "write")
 	}
 	require.Contains(t, r.out, "randread 4 KiB host-warm 16 jobs")
-	require.Contains(t, r.err, path+" the first", "only whole pages are read")
+	require.Contains(t, r.err, "only the first part of "+path+" is read: ", "only whole pages are read")
 	require.NoError(t, unix.Stat(path, &after))
 	require.Equal(t, before.Mtim, after.Mtim)
 	require.Equal(t, before.Ctim, after.Ctim)
@@ -173,7 +173,7 @@ func TestCommandBenchReadsAFileOfTheUser(t *testing.T) {
 	require.True(t, bytes.Equal(content, now))
 	entries, err := os.ReadDir(filepath.Dir(path))
 	require.NoError(t, err)
-	require.Len(t, entries, 1, "nothing is made beside it")
+	require.Len(t, entries, 1, "nothing else is in its folder")
 	p.requireClean(t)
 }
 
@@ -186,9 +186,9 @@ func TestCommandBenchNoticesThatAFileChanges(t *testing.T) {
 	errs, err := cmd.StderrPipe()
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
-	t.Cleanup(func() { _ = cmd.Process.Kill() }) // it should be gone
+	t.Cleanup(func() { _ = cmd.Process.Kill() }) // normally it has ended
 	lines := bufio.NewReader(errs)
-	first, err := lines.ReadString('\n') // the machine: the file has been looked at
+	first, err := lines.ReadString('\n') // the machine's line: bench has inspected the file
 	require.NoError(t, err)
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	require.NoError(t, err)
@@ -199,7 +199,7 @@ func TestCommandBenchNoticesThatAFileChanges(t *testing.T) {
 	require.NoError(t, err)
 	require.Error(t, cmd.Wait())
 	require.Equal(t, exitFailure, cmd.ProcessState.ExitCode())
-	require.Contains(t, string(rest), "was changed by somebody while it was measured", first)
+	require.Contains(t, string(rest), "was changed while it was measured", first)
 	p.requireClean(t)
 }
 
@@ -219,7 +219,7 @@ func TestCommandBenchWithoutPrograms(t *testing.T) {
 	p.requireClean(t)
 }
 
-// A user without rights measures what can be measured without.
+// A user without privileges measures what needs none.
 func TestCommandBenchNotRoot(t *testing.T) {
 	needProgram(t, "fusermount3")
 	if os.Geteuid() != 0 {
@@ -227,18 +227,18 @@ func TestCommandBenchNotRoot(t *testing.T) {
 	}
 	needProgram(t, "unshare")
 	needProgram(t, "setpriv")
-	dir, err := os.MkdirTemp("", "gaiafs-nobody-") // testing's own are closed to others
+	dir, err := os.MkdirTemp("", "gaiafs-nobody-") // testing's own folders are closed to other users
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
 	require.NoError(t, os.Chmod(dir, 0o777))
 	p := benchPlace{dir: filepath.Join(dir, "work"), json: filepath.Join(dir, "report.json")}
 	require.NoError(t, os.Mkdir(p.dir, 0o777))
 	require.NoError(t, os.Chmod(p.dir, 0o777))
-	program := filepath.Join(dir, "gaiafs.test") // a user may not run what lies where root builds
+	program := filepath.Join(dir, "gaiafs.test") // a user cannot run a program where root builds
 	text, err := os.ReadFile("/proc/self/exe")
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(program, text, 0o755))
-	// In a namespace of mounts of its own /dev/fuse is there for everybody, as it mostly is.
+	// In a mount namespace of its own, /dev/fuse is accessible to all users, as on most machines.
 	device := filepath.Join(dir, "fuse")
 	require.NoError(t, unix.Mknod(device, unix.S_IFCHR|0o666, int(unix.Mkdev(10, 229))))
 	require.NoError(t, os.Chmod(device, 0o666))
@@ -251,7 +251,7 @@ func TestCommandBenchNotRoot(t *testing.T) {
 	cmd.Env = append(cmd.Env, "HOME="+dir, "XDG_RUNTIME_DIR="+dir, "TMPDIR="+dir)
 	r := execute(t, cmd)
 	require.Equal(t, exitOK, r.code, r.err)
-	require.Contains(t, r.err, "only root can have the kernel forget names; rows about cold names are left out")
+	require.Contains(t, r.err, "only root can make the kernel forget names; rows about cold names are left out")
 	for _, row := range p.report(t).Rows {
 		if strings.HasPrefix(row.Name, "stat, cold") || strings.HasPrefix(row.Name, "readdir, cold") {
 			require.Contains(t, row.Skipped, "only root")
@@ -272,7 +272,7 @@ func TestCommandBenchWrongUsage(t *testing.T) {
 		{[]string{"--run", "("}, exitUsage, "--run"},
 		{[]string{"--rounds=-1"}, exitUsage, "--rounds -1: each side is measured once at least"},
 		{[]string{"--rounds=0"}, exitUsage, "--rounds 0: each side is measured once at least"},
-		{[]string{"--gpus=nonsense"}, exitUsage, "write auto, none"},
+		{[]string{"--gpus=nonsense"}, exitUsage, "use auto, none"},
 		{[]string{"extra"}, exitUsage, "takes no arguments"},
 		{[]string{"--nonsense"}, exitUsage, "nonsense"},
 		{[]string{"--run", "^nothing/"}, exitUsage, "--list"},
@@ -281,10 +281,10 @@ func TestCommandBenchWrongUsage(t *testing.T) {
 		{[]string{"--dir", dir + "/missing"}, exitFailure, "choose another folder with --dir"},
 		{[]string{"--html", dir + "/missing/r.html"}, exitFailure, "the report cannot be written"},
 		{[]string{"--file", dir + "/missing"}, exitFailure, "no such file"},
-		{[]string{"--file", dir}, exitFailure, "no regular file"},
+		{[]string{"--file", dir}, exitFailure, "not a regular file"},
 		{[]string{"--model", dir + "/missing"}, exitFailure, "no such file"},
-		{[]string{"--model", dir}, exitFailure, "no regular file"},
-		{[]string{"--model", "bench_test.go"}, exitFailure, "bench_test.go: it is no safetensors file"},
+		{[]string{"--model", dir}, exitFailure, "not a regular file"},
+		{[]string{"--model", "bench_test.go"}, exitFailure, "bench_test.go: it is not a safetensors file"},
 		{[]string{"--model", "a", "--file", "b"}, exitUsage, "--file and --model cannot be used together"},
 	} {
 		r := gaiafsCommand(t, append([]string{"bench"}, c.args...)...)
@@ -300,7 +300,7 @@ func TestCommandBenchWrongUsage(t *testing.T) {
 	require.Empty(t, left)
 }
 
-// No report is written over the file that is read, or over another report, whatever the names.
+// No report overwrites the file that is read, or another report, whatever the names.
 func TestCommandBenchDestroysNoFile(t *testing.T) {
 	path, content := userFile(t)
 	require.NoError(t, os.Chmod(path, 0o644))
@@ -332,14 +332,14 @@ func TestCommandBenchDestroysNoFile(t *testing.T) {
 	require.Len(t, left, 2)
 }
 
-// Someone may read the JSON as it comes, who gets one document.
+// The reader of a pipe gets one JSON document.
 func TestCommandBenchWritesToAPipe(t *testing.T) {
 	p := newBenchPlace(t)
 	require.NoError(t, unix.Mkfifo(p.json, 0o600))
 	cmd := p.command(t, "--rounds=1", "--run", "^merge/")
 	read := make(chan []byte)
 	go func() {
-		text, _ := os.ReadFile(p.json) // until the writer is done
+		text, _ := os.ReadFile(p.json) // until the writer has finished
 		read <- text
 	}()
 	r := execute(t, cmd)
@@ -352,7 +352,7 @@ func TestCommandBenchWritesToAPipe(t *testing.T) {
 	require.NotZero(t, st.Mode()&os.ModeNamedPipe)
 }
 
-// Where files pass through, that is said of the mount; the rows of many devices and of a file of the user's ask the
+// The report says of each mount whether its files pass through. The rows of many devices and of a user's file ask the
 // daemon.
 func TestCommandBenchSaysWhatPassesThrough(t *testing.T) {
 	needProgram(t, "fio")
@@ -389,8 +389,8 @@ func TestCommandBenchSaysWhatPassesThrough(t *testing.T) {
 	}
 }
 
-// A model is loaded by gaiafs and by safetensors, in processes of their own, with the same bytes. The words below the
-// table say how they compare.
+// gaiafs and safetensors load a model in separate processes, and get the same bytes. The sentences below the table
+// compare them.
 func TestCommandBenchModel(t *testing.T) {
 	python, err := filepath.Abs("../../build/python/bin/python")
 	require.NoError(t, err)
@@ -426,8 +426,8 @@ s.save_file({"w": a.reshape(1024, 1024), "x.w": a.reshape(64, -1)[:, ::2].copy()
 			require.Regexp(t, "cannot be made cold|tmpfs|time of --quick", row.Skipped)
 		}
 	}
-	for _, words := range []string{"From the host's page cache, it is there after ",
-		"A second process, while the first has it, has it after ", "A pass over all weights takes ",
+	for _, words := range []string{"From the host's page cache, it is loaded after ",
+		"A second process, while the first one has the model, loads it in ", "A pass over all weights takes ",
 		"Processes share one copy", "Devices were emulated"} {
 		require.Contains(t, r.out, words)
 	}

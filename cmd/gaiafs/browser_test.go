@@ -22,7 +22,7 @@ import (
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 )
 
-// browser has Chromium open the address without a screen, wait two seconds, and do what the flags say.
+// browser makes headless Chromium open the address, wait two seconds, and do what the flags say.
 func browser(t *testing.T, address string, flags ...string) (out string) {
 	t.Helper()
 	program := ""
@@ -47,8 +47,8 @@ func browser(t *testing.T, address string, flags ...string) (out string) {
 	return body
 }
 
-// inFront shows a page by other names of places and programs. Each look takes a second, in which the browser's clock
-// stands still: so it shows rates.
+// inFront serves a page with other names of places and programs. Each request takes a second of the daemon's time,
+// during which the browser's clock stands still, so the page shows rates.
 func inFront(t *testing.T, s statusDocument, page string) string {
 	t.Helper()
 	at, err := url.Parse("http://" + s.Mount.Metrics)
@@ -72,8 +72,8 @@ func inFront(t *testing.T, s statusDocument, page string) string {
 	return strings.Replace(page, at.String(), server.URL, 1)
 }
 
-// The live page of a mount that a program works on is drawn by a browser: whole with the token, without names for
-// strangers, locked without the token. With -update, the pictures in the documentation are taken of it.
+// A browser draws the live page of a mount that a program works on: complete with the token, without names for
+// strangers, locked without the token. -update takes the pictures of the documentation.
 func TestPageInABrowser(t *testing.T) {
 	const token = "0123456789abcdef"
 	tokenFile := filepath.Join(t.TempDir(), "token")
@@ -91,7 +91,7 @@ func TestPageInABrowser(t *testing.T) {
 	require.NoError(t, err)
 	m, err := gaiafs.Map(f, 0, 9*mib, gaiafs.ProtRead, 0)
 	require.NoError(t, err)
-	_, err = f.WriteAt(make([]byte, 3*mib), 4*mib) // stale from now on
+	_, err = f.WriteAt(make([]byte, 3*mib), 4*mib) // makes it stale
 	require.NoError(t, err)
 	require.NoError(t, unix.Fsync(int(f.Fd())))
 	stop := work(t, in("out.bin"))

@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// systemConfig is read by every mount that names no file of its own.
+// systemConfig is read by every mount that is given no configuration file.
 const systemConfig = "/etc/gaiafs.toml"
 
 // configFile is a file of settings in TOML, whose keys are the names of flags.
@@ -24,8 +24,8 @@ type configFile struct {
 	content string
 }
 
-// configFiles reads the file that was asked for, which must exist, or the user's and the system's where they do.
-// Earlier ones count more.
+// configFiles reads the file asked for, which must exist. If none is asked for, it reads the user's and the system's
+// file, if they exist. Earlier files take precedence.
 func configFiles(asked string, environment func(string) (string, bool)) ([]*configFile, error) {
 	if asked == "" {
 		asked, _ = environment(variable("config"))
@@ -74,7 +74,7 @@ func readConfig(path string) (*configFile, error) {
 	return &configFile{path: path, content: string(b)}, nil
 }
 
-// read returns the settings of the file as texts, for the flags that known has.
+// read returns the settings of the file as text, for the flags in known.
 func (c *configFile) read(known *pflag.FlagSet) (map[string]string, error) {
 	raw := make(map[string]any)
 	if _, err := toml.Decode(c.content, &raw); err != nil {
@@ -88,7 +88,7 @@ func (c *configFile) read(known *pflag.FlagSet) (map[string]string, error) {
 	for name, v := range raw {
 		if known.Lookup(name) == nil {
 			return nil, c.fault(name, fmt.Errorf("there is no such setting; 'gaiafs mount --help' "+
-				"lists those there are"))
+				"lists them"))
 		}
 		switch v := v.(type) {
 		case string:
@@ -104,19 +104,19 @@ func (c *configFile) read(known *pflag.FlagSet) (map[string]string, error) {
 	return values, nil
 }
 
-// fault is an error about one key. It names the line.
+// fault returns an error about one key, with its line number.
 func (c *configFile) fault(name string, err error) error {
 	return usagef("%s:%d: %s: %w", c.path, c.line(name), name, err)
 }
 
-// reject is decoded by failing, which makes the decoder tell where it was.
+// reject refuses to be decoded. The decoder's error then says where the value is.
 type reject struct{}
 
 // UnmarshalTOML implements toml.Unmarshaler.
 func (reject) UnmarshalTOML(any) error { return errors.New("rejected") }
 
-// line returns the line of a top-level key. The decoder knows it, but tells it in errors only: so the file is decoded
-// once more into a struct whose only field is the key and refuses its value.
+// line returns the line of a top-level key. The decoder reports positions only in errors. So the file is decoded once
+// more, into a struct whose only field has this key and refuses its value.
 func (c *configFile) line(name string) int {
 	target := reflect.New(reflect.StructOf([]reflect.StructField{{
 		Name: "Key",
@@ -128,7 +128,7 @@ func (c *configFile) line(name string) int {
 	if errors.As(err, &parse) && parse.Position.Line > 0 {
 		return parse.Position.Line
 	}
-	// A name that a tag cannot carry, such as one with a comma: look for it.
+	// The name cannot be in a struct tag, for instance because it has a comma: search for it.
 	for i, line := range strings.Split(c.content, "\n") {
 		if strings.Contains(line, name) {
 			return i + 1

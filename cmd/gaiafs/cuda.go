@@ -11,18 +11,18 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend/cuda"
 )
 
-// The way to the GPUs, which tests replace.
+// Access to the GPUs. Tests replace these.
 var (
 	probeCUDA = cuda.Probe
 	openGPU   = cuda.Open
 )
 
-// cudaBackend makes devices of NVIDIA's GPUs.
+// cudaBackend opens NVIDIA GPUs as devices.
 var cudaBackend = gpuBackend{
 	kind: gpubackend.KindCUDA, example: "cuda:0,1", parse: parseOrdinals, found: foundCUDA, open: openCUDA,
 }
 
-// foundCUDA returns the GPUs that can be used, by the numbers that CUDA has for them in this process.
+// foundCUDA returns the CUDA ordinals of the usable GPUs in this process. If there are none, it returns the reason.
 func foundCUDA(log *slog.Logger) (ordinals []int, err error) {
 	all, err := probeCUDA()
 	for _, f := range all {
@@ -39,7 +39,7 @@ func foundCUDA(log *slog.Logger) (ordinals []int, err error) {
 	return nil, err
 }
 
-// openCUDA makes devices of GPUs. What clients see is the UUID; the number is CUDA's in this process.
+// openCUDA opens GPUs as devices. Clients identify a device by its UUID; the ordinal is CUDA's in this process.
 func openCUDA(wanted []numbered, memory int64) (devices []gpubackend.Device, err error) {
 	all, err := probeCUDA()
 	if err != nil {
@@ -57,7 +57,7 @@ func openCUDA(wanted []numbered, memory int64) (devices []gpubackend.Device, err
 				continue
 			}
 			if memory != 0 && errors.Is(err, gpubackend.ErrNoMemory) {
-				err = fmt.Errorf("%w: change --gpu-memory, or leave it out, which takes three quarters of what is free",
+				err = fmt.Errorf("%w: change --gpu-memory, or leave it out to use three quarters of the free memory",
 					err)
 			}
 		}
@@ -66,7 +66,7 @@ func openCUDA(wanted []numbered, memory int64) (devices []gpubackend.Device, err
 	return devices, nil
 }
 
-// describeGPUs lists GPUs by number.
+// describeGPUs lists GPUs by ordinal.
 func describeGPUs(all []cuda.Found) string {
 	words := make([]string, len(all))
 	for i, f := range all {
@@ -78,7 +78,7 @@ func describeGPUs(all []cuda.Found) string {
 	return strings.Join(words, ", ")
 }
 
-// cudaSummary says in a line what gaiafs can do with the GPUs of this machine.
+// cudaSummary describes the GPUs of this machine in one line, or says why none can be used.
 func cudaSummary() string {
 	all, err := probeCUDA()
 	if err != nil {

@@ -20,7 +20,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend/emulated"
 )
 
-// replaceCUDA makes the machine have these GPUs, each with memory of that size free.
+// replaceCUDA makes the machine appear to have these GPUs, each with that much free memory.
 func replaceCUDA(t *testing.T, all []cuda.Found, reason error, free int64) {
 	oldProbe, oldOpen := probeCUDA, openGPU
 	t.Cleanup(func() { probeCUDA, openGPU = oldProbe, oldOpen })
@@ -36,7 +36,7 @@ func replaceCUDA(t *testing.T, all []cuda.Found, reason error, free int64) {
 	}
 }
 
-// opened opens devices and returns their numbers, what the log says and the error.
+// opened opens devices and returns their numbers, the log and the error.
 func opened(t *testing.T, text string, memory int64) (numbers []int, log string, err error) {
 	t.Helper()
 	var g gpuChoice
@@ -71,7 +71,7 @@ func TestGPUsAreChosen(t *testing.T) {
 	require.ErrorContains(t, err, "Old GPU has compute capability 3.5")
 	_, _, err = opened(t, "cuda:0,1", 0)
 	require.ErrorContains(t, err,
-		"--gpus cuda:0,1 cannot be had: CUDA cannot be used: device 1: Old GPU has compute capability 3.5")
+		"--gpus cuda:0,1: the devices cannot be opened: CUDA cannot be used: device 1: Old GPU has compute capability 3.5")
 	require.ErrorContains(t, err, "--gpus emulated:1 works everywhere")
 	_, _, err = opened(t, "cuda:3", 0)
 	require.ErrorContains(t, err, "there is no CUDA device 3: this machine has 0 (A), 1 (Old GPU, not usable: ")
@@ -79,7 +79,7 @@ func TestGPUsAreChosen(t *testing.T) {
 		_, _, err = opened(t, choice, 2<<30)
 		require.ErrorIs(t, err, gpubackend.ErrNoMemory)
 		require.ErrorContains(t, err, "change --gpu-memory, or leave it out")
-		require.NotContains(t, err.Error(), "emulated", "other devices are not what is asked for")
+		require.NotContains(t, err.Error(), "emulated", "other devices are no substitute")
 	}
 	require.Equal(t, "0 (A), 1 (Old GPU, not usable: "+old.Error()+"), 2 (B)", cudaSummary())
 
@@ -105,7 +105,7 @@ func TestGPUsAreChosen(t *testing.T) {
 	require.Contains(t, log, "kind=emulated")
 }
 
-// requireGPUs returns the numbers of the GPUs that can be used. It skips the test without any, or fails it where
+// requireGPUs returns the numbers of the usable GPUs. If there are none, it skips the test, or fails it if
 // GAIAFS_REQUIRE_GPU is 1.
 func requireGPUs(t *testing.T) []int {
 	t.Helper()

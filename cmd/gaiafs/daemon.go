@@ -16,9 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// startDaemon serves the mount in a new process in a session of its own and returns when the mount can be used, or with
-// the reason why it cannot. arguments is the command line of this process: "mount" and what follows. A signal to this
-// process until then leaves nothing mounted. ready is what to tell people.
+// startDaemon serves the mount in a new process in its own session. It returns when the mount is usable, or with the
+// reason why it is not. arguments is the command line of this process: "mount" and what follows. A signal to this
+// process before that leaves nothing mounted. ready is a text for the user.
 func startDaemon(m *mountPlan, arguments []string) (ready string, err error) {
 	log, name, discard, err := m.daemonLog()
 	if err != nil {
@@ -27,7 +27,7 @@ func startDaemon(m *mountPlan, arguments []string) (ready string, err error) {
 	defer log.Close()
 	ctx, stop := signal.NotifyContext(context.Background(), endingSignals()...)
 	defer stop()
-	context.AfterFunc(ctx, stop) // a second signal ends this process
+	context.AfterFunc(ctx, stop) // a second signal kills this process
 	cmd, ready, err := startServing(ctx, goOnAlone, arguments[1:], func(cmd *exec.Cmd) {
 		cmd.Stderr = log
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -37,19 +37,19 @@ func startDaemon(m *mountPlan, arguments []string) (ready string, err error) {
 	}
 	if err != nil {
 		if !errors.Is(err, errInterrupted) {
-			discard() // the error says it all
+			discard() // the error says enough
 		}
 		return "", err
 	}
 	return ready, cmd.Process.Release()
 }
 
-// errInterrupted says that a signal came before the mount could be used.
+// errInterrupted says that a signal came before the mount was usable.
 var errInterrupted = errors.New("interrupted: nothing is mounted")
 
-// startServing runs "gaiafs mount" with arguments in a new process and waits until its mount can be used. Where it
-// cannot, or ctx ends before, the process has ended, and nothing is mounted. answer says whether it ends with this
-// process. ready is what it says to people.
+// startServing runs "gaiafs mount" with arguments in a new process and waits until its mount is usable. On an error,
+// and if ctx ends first, the process has ended and nothing is mounted. answer says whether the new process ends
+// together with this one. ready is its text for the user.
 func startServing(ctx context.Context, answer byte, arguments []string, prepare func(*exec.Cmd)) (cmd *exec.Cmd,
 	ready string, err error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -67,7 +67,7 @@ func startServing(ctx context.Context, answer byte, arguments []string, prepare 
 		conn.Close()
 		return nil, "", fmt.Errorf("the process that serves the mount cannot be started: %w", err)
 	}
-	// Without an answer it takes away what it made.
+	// If it gets no answer, it undoes what it made.
 	wanted := context.AfterFunc(ctx, func() { _ = unix.Shutdown(pair[0], unix.SHUT_RDWR) })
 	ready, err = awaitOutcome(conn)
 	if !wanted() {
@@ -88,8 +88,8 @@ func startServing(ctx context.Context, answer byte, arguments []string, prepare 
 	return cmd, ready, nil
 }
 
-// daemonLog opens where a daemon logs to: the file that was asked for; standard error where that is the journal; else a
-// file named after the mountpoint. name is for people. discard takes away what this call made.
+// daemonLog opens the daemon's log: the file asked for; or standard error if that is the journal; or a file named after
+// the mountpoint. name is a text for the user. discard removes what this call made.
 func (m *mountPlan) daemonLog() (log *os.File, name string, discard func(), err error) {
 	unmakeDir := func() {}
 	path := m.logFile
@@ -144,7 +144,7 @@ func logDirectory() (string, error) {
 	return filepath.Join(home, ".local", "state", "gaiafs"), nil
 }
 
-// logName makes a file name of a mountpoint, as systemd makes one of a path: - for /.
+// logName makes a file name from a mountpoint, as systemd does from a path: - stands for /.
 func logName(mountpoint string) string {
 	name := strings.NewReplacer("-", `\x2d`, "/", "-").Replace(strings.Trim(mountpoint, "/"))
 	if len(name) > 200 {

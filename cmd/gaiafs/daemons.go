@@ -18,17 +18,18 @@ import (
 	"github.com/gaiafs/gaiafs/fs"
 )
 
-// Where a mount was detached, or its daemon does not answer, the mountpoint does not lead to the daemon. Its socket
-// does.
+// If a mount was detached or its daemon does not answer, the mountpoint does not lead to the daemon. The daemon's
+// socket does.
 
-// found is a daemon that was found by its socket.
+// found is a daemon that was found through its socket.
 type found struct {
 	control.Listener
 	status statusDocument
 	err    error // why there is no status
 }
 
-// pid is the daemon's process: the kernel's word counts more than its own, and where both are missing it is 0.
+// pid returns the daemon's process: the kernel's answer if there is one, or else the daemon's own. It is 0 if both are
+// missing.
 func (f found) pid() int {
 	if f.PID == 0 {
 		return f.status.Mount.PID
@@ -36,8 +37,8 @@ func (f found) pid() int {
 	return f.PID
 }
 
-// findDaemons asks all daemons of this user that serve, or once served, a mountpoint, and waits for none of them longer
-// than patience. "" stands for all mountpoints.
+// findDaemons asks all daemons of this user that serve or served a mountpoint. It waits at most patience for each of
+// them. "" stands for all mountpoints.
 func findDaemons(mountpoint string, patience time.Duration) []found {
 	var all []found
 	for _, l := range control.Listeners(mountpoint) {
@@ -51,10 +52,10 @@ func findDaemons(mountpoint string, patience time.Duration) []found {
 	return all
 }
 
-// askedFor is how long daemons are waited for that were not asked about by name.
+// askedFor is how long to wait for daemons that the user did not name.
 const askedFor = 2 * time.Second
 
-// findByPID finds the daemon that is a process.
+// findByPID finds the daemon with this process ID.
 func findByPID(pid int, patience time.Duration) (found, error) {
 	for _, l := range control.Listeners("") {
 		if l.PID == pid {
@@ -64,10 +65,10 @@ func findByPID(pid int, patience time.Duration) (found, error) {
 		}
 	}
 	return found{}, fmt.Errorf("process %d is no daemon of gaiafs that this user runs: 'gaiafs status' lists "+
-		"those there are", pid)
+		"this user's daemons", pid)
 }
 
-// statusOf asks for the status, at a mountpoint or a socket.
+// statusOf asks for the status, through a mountpoint or a socket.
 func statusOf(where string, patience time.Duration) (s statusDocument, err error) {
 	doc, err := askStatus(where, patience)
 	if err != nil {
@@ -76,15 +77,15 @@ func statusOf(where string, patience time.Duration) (s statusDocument, err error
 	return s, json.Unmarshal(doc, &s)
 }
 
-// findDetached returns the daemons whose mount at a mountpoint was detached, and those that do not say so because they
-// do not answer.
+// findDetached returns the daemons whose mount at a mountpoint was detached, and those that do not answer and may be
+// detached.
 func findDetached(mountpoint string, patience time.Duration) []found {
 	return slices.DeleteFunc(findDaemons(mountpoint, patience), func(f found) bool {
 		return f.err == nil && !f.status.Mount.Detached || f.err != nil && !errors.Is(f.err, errNoAnswer)
 	})
 }
 
-// waiting counts the bytes that are not home.
+// waiting returns how many bytes are not home yet.
 func (s *statusDocument) waiting() (bytes int64) {
 	for _, f := range s.Files {
 		bytes += f.WaitingBytes
@@ -92,7 +93,7 @@ func (s *statusDocument) waiting() (bytes int64) {
 	return bytes
 }
 
-// whyWaiting is the first reason why bytes wait.
+// whyWaiting returns the first reason why bytes are not home, in parentheses, or "".
 func (s *statusDocument) whyWaiting() string {
 	for _, f := range s.Files {
 		if f.WaitingBytes > 0 && f.Error != "" {
@@ -102,7 +103,7 @@ func (s *statusDocument) whyWaiting() string {
 	return ""
 }
 
-// earlier says what the daemon of an earlier mount, which was detached, still does.
+// earlier describes what the daemon of an earlier, detached mount still does.
 func (f found) earlier() string {
 	if f.err != nil {
 		return fmt.Sprintf("an earlier mount here has a daemon that does not say what it does: %s",
@@ -113,7 +114,7 @@ func (f found) earlier() string {
 		"'gaiafs status --pid %d'", f.pid(), f.status.waiting(), m.Source, f.status.whyWaiting(), f.pid())
 }
 
-// tellEarlier calls tell with what the daemons of earlier mounts at a mountpoint still do.
+// tellEarlier calls tell for each daemon of an earlier mount at a mountpoint that still has work or does not answer.
 func tellEarlier(mountpoint string, tell func(text string)) {
 	for _, f := range findDetached(mountpoint, askedFor) {
 		if f.err != nil || f.status.waiting() > 0 {
@@ -122,23 +123,23 @@ func tellEarlier(mountpoint string, tell func(text string)) {
 	}
 }
 
-// stuckProcess says what a process is doing that does not answer, and what helps.
+// stuckProcess says what a silent process is doing, and what helps.
 func stuckProcess(pid int) string {
 	if pid == 0 {
 		return "its process is not known here"
 	}
 	switch processState(pid) {
 	case 'T', 't':
-		return fmt.Sprintf("process %d is stopped, and 'kill -CONT %d' has it go on", pid, pid)
+		return fmt.Sprintf("process %d is stopped; 'kill -CONT %d' continues it", pid, pid)
 	case 'D':
 		return fmt.Sprintf("process %d waits for a disk or another filesystem that does not answer", pid)
 	case 0, 'Z', 'X':
 		return fmt.Sprintf("process %d has just ended", pid)
 	}
-	return fmt.Sprintf("process %d is busy or waits for something, and its log may say for what", pid)
+	return fmt.Sprintf("process %d is busy or waits for something; its log may say what", pid)
 }
 
-// processState is the letter that /proc has for what a process does, 0 where there is none.
+// processState returns the letter for the state of a process in /proc, or 0 if there is no such process.
 func processState(pid int) byte {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -151,8 +152,8 @@ func processState(pid int) byte {
 	return 0
 }
 
-// isStopped reports whether a daemon of the mount that path is on, or of that socket, is stopped. It asks the kernel
-// only.
+// isStopped reports whether a daemon of the mount that contains path is stopped, or the daemon with that socket. It
+// asks only the kernel.
 func isStopped(path string) bool {
 	mountpoint := ""
 	if m, err := fs.MountOf(path); err == nil && m.Type == fs.Type {
@@ -167,8 +168,8 @@ func isStopped(path string) bool {
 	})
 }
 
-// silentDaemons says which daemons of the mount that a path is on do not answer. It does not look at the mountpoint,
-// which would wait.
+// silentDaemons says which daemons of the mount that contains path do not answer. It does not touch the mountpoint,
+// which would block.
 func silentDaemons(path string) string {
 	m, err := fs.MountOf(path)
 	if err != nil {
@@ -183,7 +184,7 @@ func silentDaemons(path string) string {
 	return strings.Join(texts, "; ")
 }
 
-// row is a line of `gaiafs status`.
+// row is one line of `gaiafs status`.
 type row struct {
 	Mountpoint string `json:"mountpoint"`
 	Source     string `json:"source"`
@@ -192,7 +193,7 @@ type row struct {
 	State   string `json:"state"`
 	Ending  string `json:"ending,omitempty"`
 	Waiting int64  `json:"waiting_bytes"`
-	what    string // for people
+	what    string // a text for the user
 }
 
 // allMounts lists the mounts that this process sees, and the daemons of this user whose mounts were detached.
@@ -251,8 +252,8 @@ func rowOf(f found) row {
 	return r
 }
 
-// silentRow is the row of a daemon that does not answer. Its socket is named after its mountpoint. Where another daemon
-// serves the mount there, it is not known what this one's is.
+// silentRow returns the row of a daemon that does not answer. Its socket is named after its mountpoint. If another
+// daemon serves a mount there, the source of this one is unknown.
 func silentRow(f found, mounts []fs.MountInfo, served map[string]bool) row {
 	r := row{PID: f.pid(), State: stateOf(f.err), what: stuckProcess(f.pid())}
 	for _, m := range mounts {
@@ -269,7 +270,7 @@ func silentRow(f found, mounts []fs.MountInfo, served map[string]bool) row {
 	return r
 }
 
-// stateOf says in a word why a daemon gave no status.
+// stateOf names the reason why a daemon gave no status.
 func stateOf(err error) string {
 	switch {
 	case errors.Is(err, syscall.ENOTCONN), errors.Is(err, syscall.ECONNREFUSED):

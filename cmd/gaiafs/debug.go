@@ -18,22 +18,22 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// mostLog is how much of the end of a log goes into an archive.
+// mostLog is how many bytes from the end of a log go into an archive.
 const mostLog = 1 << 20
 
 func newDebug() *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use:   "debug MOUNTPOINT -o FILE",
-		Short: "Collect what helps to find a fault into one archive",
-		Long: `debug writes an archive (tar, gzip) for a report of a fault: versions, what doctor says, the status of the mount, the end of
-its log, its command line, and the stacks and the heap of its daemon. It has names of files and processes, and nothing of what
-files contain. What could not be had is named in errors.txt. Only root and the user who mounted get all of it.`,
+		Short: "Collect diagnostics for a bug report in one archive",
+		Long: `debug writes an archive (tar, gzip) for a bug report: versions, the output of doctor, the status of the mount, the end of its
+log, its command line, and the stacks and the heap of its daemon. It contains names of files and processes, but no contents of files.
+errors.txt names what could not be collected. Only root and the user who mounted get everything.`,
 		Example: `  gaiafs debug /mnt/data -o gaiafs-debug.tar.gz`,
 		Args:    arguments("MOUNTPOINT"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if output == "" {
-				return usagef("say with -o which file the archive is to be written to")
+				return usagef("name the file to write with -o")
 			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), endingSignals()...)
 			defer stop()
@@ -45,7 +45,7 @@ files contain. What could not be had is named in errors.txt. Only root and the u
 			go func() { done <- collect(ctx, cmd, args[0], f) }()
 			select {
 			case err = <-done:
-			case <-ctx.Done(): // a daemon that does not answer would hold it up
+			case <-ctx.Done(): // a daemon that does not answer would block it
 				err = errors.New("interrupted")
 			}
 			return f.finish(err)
@@ -59,7 +59,7 @@ files contain. What could not be had is named in errors.txt. Only root and the u
 	return cmd
 }
 
-// collect writes the archive. A daemon that does not answer is no reason to go without the rest.
+// collect writes the archive. If the daemon does not answer, the archive still has everything else.
 func collect(ctx context.Context, cmd *cobra.Command, mountpoint string, w io.Writer) error {
 	z := gzip.NewWriter(w)
 	t := tar.NewWriter(z)
@@ -117,7 +117,7 @@ func collect(ctx context.Context, cmd *cobra.Command, mountpoint string, w io.Wr
 	return errors.Join(errs, t.Close(), z.Close())
 }
 
-// logOf returns the end of the log of a daemon: what it writes to standard error, where that is a file.
+// logOf returns the end of a daemon's log: its standard error, if that is a file.
 func logOf(proc string) ([]byte, error) {
 	path := filepath.Join(proc, "fd", "2")
 	st, err := os.Stat(path)

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// unpacked returns the files of an archive of debug.
+// unpacked returns the files in an archive of debug.
 func unpacked(t *testing.T, path string) map[string]string {
 	t.Helper()
 	f, err := os.Open(path)
@@ -34,7 +34,7 @@ func unpacked(t *testing.T, path string) map[string]string {
 	}
 }
 
-// An archive has what helps to find a fault, and nothing of what files contain. Profiles are for the owner.
+// An archive has diagnostics, and no contents of files. Profiles are for the owner.
 func TestDebugAndProfile(t *testing.T) {
 	p := newPlace(t)
 	r := gaiafsCommand(t, "mount", "--daemon", "--gpus=emulated:1", "--gpu-memory=16M", "--log-file="+p.log, p.source,

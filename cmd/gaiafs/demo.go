@@ -20,7 +20,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/rundir"
 )
 
-// runPrefix begins the names of the folders that demos are made in.
+// runPrefix is how the names of the demo's folders begin.
 const runPrefix = "gaiafs-demo-"
 
 func newDemo() *cobra.Command {
@@ -28,11 +28,11 @@ func newDemo() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Let a CPU and a GPU program, or two GPUs, stitch one picture together",
-		Long: `demo cuts photographs into overlapping tiles and stitches them into one file on a fresh mount, by two processes at once: a
-CPU program that stores the left half of each row through an ordinary mmap, and a device program that stores the right
-half through the client library. Where there are two devices or more, the first two take a half each. In every row there
-is a page that both write. It compares every byte of the result with what a single process makes, and leaves the stitched
-picture. It fails if a byte differs.`,
+		Long: `demo cuts photographs into overlapping tiles. Two processes stitch them at once into one file on a fresh mount: a CPU
+program stores the left half of each row through an ordinary mmap, and a device program stores the right half through the
+client library. With two devices or more, the first two take a half each. Both write to a common page in every row. The demo
+compares every byte of the result with what a single process makes, and leaves the stitched picture. It fails if a byte
+differs.`,
 		Example: `  gaiafs demo
   gaiafs demo --gpus cuda:0,1
   gaiafs demo --input ~/Pictures --output mosaic.png
@@ -43,8 +43,8 @@ picture. It fails if a byte differs.`,
 	}
 	cmd.Flags().StringVar(&o.input, "input", "", "use the JPEG and PNG pictures of the folder `DIR`")
 	cmd.Flags().StringVar(&o.output, "output", "gaiafs-demo.png", "leave the stitched picture in `FILE`")
-	cmd.Flags().Var(&o.gpus, "gpus", "devices of the programs: auto, or several of emulated[:N] and cuda[:0,1]")
-	cmd.Flags().BoolVar(&o.keep, "keep", false, "keep the tiles and the output file, and say where")
+	cmd.Flags().Var(&o.gpus, "gpus", "devices of the programs: auto, or one or several of emulated[:N] and cuda[:0,1]")
+	cmd.Flags().BoolVar(&o.keep, "keep", false, "keep the tiles and the output file, and print where they are")
 	cmd.Flags().BoolVar(&o.json, "json", false, "print the result as JSON; docs/demo.md describes it")
 	cmd.Flags().IntVar(&o.width, "width", demo.DefaultWidth, "width of the stitched picture in `PIXELS`")
 	return cmd
@@ -68,10 +68,10 @@ func (o *demoOptions) run(cmd *cobra.Command) (err error) {
 	if err != nil {
 		return err
 	}
-	rundir.Sweep(os.TempDir(), runPrefix) // what killed demos left
+	rundir.Sweep(os.TempDir(), runPrefix) // left by demos that were killed
 	dir, err := rundir.Make(os.TempDir(), runPrefix)
 	if err != nil {
-		return fmt.Errorf("a folder for the demo cannot be made: %w; set TMPDIR to where there is room", err)
+		return fmt.Errorf("the demo's folder cannot be made: %w; set TMPDIR to a folder with free space", err)
 	}
 	defer func() {
 		if o.keep {
@@ -119,7 +119,7 @@ func (o *demoOptions) pictures() ([]demo.Picture, error) {
 	return demo.Folder(o.input)
 }
 
-// mount serves source at mountpoint in a process of its own, with no settings but the demo's.
+// mount serves source at mountpoint in a separate process. It uses no settings but the demo's.
 func (o *demoOptions) mount(ctx context.Context, source, mountpoint string) (func() error, error) {
 	logPath := filepath.Join(filepath.Dir(source), "gaiafs.log")
 	log, err := openLog(logPath)
@@ -132,7 +132,7 @@ func (o *demoOptions) mount(ctx context.Context, source, mountpoint string) (fun
 		mountpoint}, func(cmd *exec.Cmd) {
 		cmd.Stderr = log
 		cmd.Env = withoutSettings(os.Environ())
-		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the demo, which ends it
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C goes to the demo, which ends it
 	})
 	if err != nil {
 		return nil, err
@@ -159,7 +159,7 @@ func endMount(cmd *exec.Cmd, logPath string) error {
 	return nil
 }
 
-// withoutSettings takes the environment's settings of a mount away.
+// withoutSettings removes the settings of a mount from an environment.
 func withoutSettings(environment []string) []string {
 	own := map[string]bool{variable("config"): true}
 	for _, name := range settingNames() {
@@ -182,7 +182,7 @@ func program(ctx context.Context) *exec.Cmd {
 	return cmd
 }
 
-// newProgram is one of the demo's two programs; it is told on standard input which.
+// newProgram makes the hidden command of the demo's two programs. Standard input says which of them to be.
 func newProgram() *cobra.Command {
 	return &cobra.Command{
 		Use:    "demo-program",

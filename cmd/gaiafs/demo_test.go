@@ -19,7 +19,7 @@ func TestCommandDemo(t *testing.T) {
 	dir := t.TempDir()
 	picture := filepath.Join(dir, "stitched.png")
 	cmd := command(t, "demo", "--gpus=emulated:1", "--width=1400", "--json", "--keep", "--output", picture)
-	// a setting of the user that is none of the demo's
+	// the demo ignores the user's settings
 	cmd.Env = append(cmd.Env, "TMPDIR="+dir, variable("read-only")+"=true")
 	r := execute(t, cmd)
 	require.Equal(t, exitOK, r.code, r.err)
@@ -45,7 +45,7 @@ func TestCommandDemo(t *testing.T) {
 	require.Contains(t, r.err, "stitching once more in a single process")
 }
 
-// With two devices both halves are written in device memory.
+// With two devices, both halves are written in device memory.
 func TestCommandDemoOnTwoDevices(t *testing.T) {
 	dir := t.TempDir()
 	cmd := command(t, "demo", "--gpus=emulated:2", "--width=700", "--json", "--output", filepath.Join(dir, "out.png"))
@@ -76,7 +76,7 @@ func TestCommandDemoWithOwnPictures(t *testing.T) {
 	r = execute(t, cmd)
 	require.Equal(t, exitOK, r.code, r.err)
 	for _, row := range []string{"pages written", "pages shared", "pages merged", "overlapping bytes", "seconds",
-		"are those of a single-process run"} {
+		"equal those of a single-process run"} {
 		require.Contains(t, r.out, row)
 	}
 	left, err := filepath.Glob(filepath.Join(dir, "gaiafs-demo-*"))
@@ -92,7 +92,7 @@ func TestCommandDemoCannotLeaveItsPicture(t *testing.T) {
 	require.Equal(t, exitFailure, r.code)
 	require.Contains(t, r.err, "the picture cannot be written")
 	require.Contains(t, r.err, "choose another file with --output")
-	require.NotContains(t, r.err, "laying", "it is said before any work is done")
+	require.NotContains(t, r.err, "laying", "the error comes before any work")
 
 	r = gaiafsCommand(t, "demo", "--width=64", "--output", dir)
 	require.Equal(t, exitFailure, r.code)
@@ -100,14 +100,14 @@ func TestCommandDemoCannotLeaveItsPicture(t *testing.T) {
 	require.NotContains(t, r.err, "laying")
 }
 
-// What the programs need is asked for before the pictures are laid out.
+// The demo checks its devices before it lays out the pictures.
 func TestCommandDemoWithoutItsGPU(t *testing.T) {
 	dir := t.TempDir()
 	cmd := command(t, "demo", "--width=64", "--gpus=cuda:254", "--output", filepath.Join(dir, "out.png"))
 	cmd.Env = append(cmd.Env, "TMPDIR="+dir)
 	r := execute(t, cmd)
 	require.Equal(t, exitFailure, r.code)
-	require.Contains(t, r.err, "--gpus cuda:254 cannot be had")
+	require.Contains(t, r.err, "--gpus cuda:254: the devices cannot be opened")
 	require.NotContains(t, r.err, "laying")
 	left, err := os.ReadDir(dir)
 	require.NoError(t, err)

@@ -18,7 +18,7 @@ import (
 	"github.com/gaiafs/gaiafs/fs"
 )
 
-// detachedWhileFull is a mount that was detached while 3 MiB wait for room. The daemon has noticed.
+// detachedWhileFull returns a mount that was detached while 3 MiB wait for free space. The daemon has noticed.
 func detachedWhileFull(t *testing.T, flags ...string) (s *serving, room func()) {
 	t.Helper()
 	p := fullPlace(t)
@@ -38,8 +38,8 @@ func (s *serving) awaitLog(t *testing.T, text string) {
 
 func (s *serving) pid() int { return s.cmd.Process.Pid }
 
-// A mount that was detached, which nobody can refuse, has a daemon that notices, says what it keeps and for how long,
-// and can be asked.
+// Nobody can refuse that a mount is detached. Its daemon notices, logs what it keeps and for how long, and can be
+// asked.
 func TestDaemonKeepsBytesOfADetachedMount(t *testing.T) {
 	for name, flags := range map[string][]string{"default socket": nil,
 		"other socket": {"--socket=" + filepath.Join(t.TempDir(), "s")}} {
@@ -63,13 +63,13 @@ func TestDaemonKeepsBytesOfADetachedMount(t *testing.T) {
 				s.pid()), r.out)
 			r = gaiafsCommand(t, "umount", s.mountpoint)
 			require.Equal(t, exitFailure, r.code)
-			require.Contains(t, r.err, fmt.Sprintf("was detached, and process %d goes on: SOURCE does not take bytes",
+			require.Contains(t, r.err, fmt.Sprintf("was detached, and process %d goes on: SOURCE does not accept bytes",
 				s.pid()))
 			require.Contains(t, r.err, "3145728 bytes of out: no space left on device")
 
 			room()
 			r = gaiafsCommand(t, "umount", s.mountpoint)
-			if r.code != exitOK { // it was done before it was asked, or while it was
+			if r.code != exitOK { // it ended before or during the request
 				require.Regexp(t, "is not a mountpoint of gaiafs|ended before it said whether everything is written back", r.err)
 			}
 			require.Equal(t, exitOK, s.end(t), s.logged(t))
@@ -96,7 +96,7 @@ func TestForcedEndOfADetachedMount(t *testing.T) {
 	}
 }
 
-// Whoever mounts over a detached mount is told of its daemon, which the commands still reach.
+// A new mount over a detached one reports the old daemon, which commands still reach.
 func TestMountOverADetachedMount(t *testing.T) {
 	s, room := detachedWhileFull(t)
 	other := t.TempDir()
@@ -121,13 +121,13 @@ func TestMountOverADetachedMount(t *testing.T) {
 	}())
 	r = gaiafsCommand(t, "umount", s.mountpoint)
 	require.Equal(t, exitOK, r.code, r.err)
-	require.True(t, runs(s.pid()), "it is not the one that was unmounted")
+	require.True(t, runs(s.pid()), "the old daemon was not unmounted")
 	room()
 	require.Equal(t, exitOK, s.end(t), s.logged(t))
 	s.requireHome(t, "out", 3*mib)
 }
 
-// Programs that use a detached mount go on, and so does its daemon for them, which is found and ended all the same.
+// Programs go on using a detached mount. Its daemon serves them, and can still be found and ended.
 func TestDetachedMountInUse(t *testing.T) {
 	p := fullPlace(t)
 	s := mountAt(t, p, "--gpus=emulated:1", "--gpu-memory=64M")
@@ -159,7 +159,7 @@ func TestDetachedMountInUse(t *testing.T) {
 	require.Equal(t, exitOK, r.code, r.err)
 }
 
-// What is mounted over the mountpoint hides a mount, and does not detach it.
+// A mount over the mountpoint hides a mount, but does not detach it.
 func TestHiddenMountIsNotDetached(t *testing.T) {
 	s := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=64M")
 	if os.Geteuid() != 0 {
@@ -178,7 +178,7 @@ func TestHiddenMountIsNotDetached(t *testing.T) {
 	require.Equal(t, exitOK, s.end(t))
 }
 
-// A bind mount is named, and neither a process that has nothing to do with it nor a thread of the kernel's.
+// umount names a bind mount, but no unrelated process and no kernel thread.
 func TestUmountNamesABindMount(t *testing.T) {
 	s := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=64M")
 	if os.Geteuid() != 0 {
@@ -198,13 +198,13 @@ func TestUmountNamesABindMount(t *testing.T) {
 	require.Equal(t, exitOK, s.end(t), s.logged(t))
 }
 
-// A daemon that does not answer has not said that everything is home. Commands say which process it is, whatever socket
+// A daemon that does not answer has not confirmed that everything is home. Commands name its process, whatever socket
 // it has.
 func TestStoppedDaemonIsNamed(t *testing.T) {
 	for _, flag := range []string{"--socket=" + filepath.Join(t.TempDir(), "s"), "--log-level=info"} {
 		s := mountForeground(t, "--gpus=none", "--passthrough=off", "--attr-timeout=0", flag)
 		s.signal(t, syscall.SIGSTOP)
-		says := fmt.Sprintf("process %d is stopped, and 'kill -CONT %d' has it go on", s.pid(), s.pid())
+		says := fmt.Sprintf("process %d is stopped; 'kill -CONT %d' continues it", s.pid(), s.pid())
 		for _, c := range []struct {
 			args []string
 			too  string
@@ -231,7 +231,7 @@ func TestStoppedDaemonIsNamed(t *testing.T) {
 	}
 }
 
-// While the daemon ends, it says so.
+// A daemon that is ending says so.
 func TestEndingIsSaid(t *testing.T) {
 	p := fullPlace(t)
 	s := mountAt(t, p, "--gpus=emulated:1", "--gpu-memory=64M")
@@ -243,15 +243,15 @@ func TestEndingIsSaid(t *testing.T) {
 	require.Contains(t, gaiafsCommand(t, "status", "--all").out, "mounted, ending: SIGTERM")
 	r := gaiafsCommand(t, "umount", p.mountpoint)
 	require.Equal(t, exitFailure, r.code)
-	require.Contains(t, r.err, fmt.Sprintf("Process %d is ending already (SIGTERM)", s.pid()))
+	require.Contains(t, r.err, fmt.Sprintf("Process %d is already ending (SIGTERM)", s.pid()))
 	room()
 	require.Equal(t, exitOK, s.end(t), s.logged(t))
 }
 
-// Signals that a process was started to ignore do not end its mount, neither while it is being made nor later.
+// Signals that a process was started to ignore do not end its mount, neither during mounting nor later.
 func TestIgnoredSignalsStayIgnored(t *testing.T) {
 	p := newPlace(t)
-	old := p.predecessor(t, 0) // it has the new daemon wait
+	old := p.predecessor(t, 0) // it makes the new daemon wait
 	cmd := command(t)
 	shell := `trap "" INT HUP; exec "$0" "$@"`
 	cmd.Path = "/bin/sh"
@@ -284,7 +284,7 @@ func executable(t *testing.T) string {
 	return path
 }
 
-// A mount in another mount namespace is out of sight there only.
+// A mount that another mount namespace still has is detached only here.
 func TestDetachedInAnotherNamespace(t *testing.T) {
 	s := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=64M")
 	pid, end := elsewhere(t)

@@ -9,19 +9,19 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// What a check came to.
+// Results of a check.
 const (
 	checkOK   = "ok"
-	checkWarn = "warn" // gaiafs works, though not as well as it could
-	checkFail = "fail" // it does not
+	checkWarn = "warn" // gaiafs works, but not as well as it could
+	checkFail = "fail" // gaiafs does not work
 )
 
-// check is what doctor found out about one thing.
+// check is one finding of doctor.
 type check struct {
 	Name  string `json:"name"`
 	State string `json:"state"`
 	Text  string `json:"text"`
-	// Cure says what to do; empty where there is nothing to do.
+	// Cure says what to do. It is empty if nothing needs to be done.
 	Cure string `json:"cure,omitempty"`
 }
 
@@ -30,12 +30,12 @@ func newDoctor() *cobra.Command {
 	var dir string
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Say whether gaiafs can work on this machine, and what to do where it cannot",
-		Long: `doctor looks at the kernel, FUSE, limits, memory, the NVIDIA driver and its GPUs, the links to and between them, the disk,
-containers, and the mounts there are. Each line says ok, warn or fail, and what helps. Speeds are measured for a second each:
-they are rough. The exit code is 1 where something fails; a warning is no failure.`,
+		Short: "Say whether gaiafs can work on this machine, and what to do if it cannot",
+		Long: `doctor checks the kernel, FUSE, limits, memory, the NVIDIA driver and its GPUs, the links to and between them, the disk,
+containers, and existing mounts. Each line says ok, warn or fail, and what helps. Each speed is measured for about a second
+and is rough. The exit code is 1 if something fails; warnings do not count.`,
 		Example: `  gaiafs doctor
-  gaiafs doctor --dir /data      # the disk that is to be mounted
+  gaiafs doctor --dir /data      # the disk of your SOURCE
   gaiafs doctor --json | jq '.[] | select(.state != "ok")'`,
 		Args:              arguments(),
 		ValidArgsFunction: cobra.NoFileCompletions,
@@ -60,10 +60,10 @@ they are rough. The exit code is 1 where something fails; a warning is no failur
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON: an array of objects with name, state, text and cure")
 	cmd.Flags().StringVar(&dir, "dir", os.TempDir(),
-		"measure the disk of the folder `DIR` (default: that of temporary files)")
+		"measure the disk of the folder `DIR` (default: the folder for temporary files)")
 	cmd.Flags().Lookup("dir").DefValue = ""
 	if err := cmd.MarkFlagDirname("dir"); err != nil {
-		panic(err) // the flag is not named as above
+		panic(err) // the flag's name is wrong
 	}
 	return cmd
 }
@@ -75,7 +75,7 @@ func (c check) print(w io.Writer) {
 	}
 }
 
-// verdict is an error where something fails.
+// verdict returns an error if a check failed.
 func verdict(all []check) error {
 	var failed []string
 	for _, c := range all {

@@ -9,10 +9,10 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 )
 
-// measuredMemory is what doctor takes of each GPU.
+// measuredMemory is how much memory of each GPU doctor uses.
 const measuredMemory = 64 << 20
 
-// checkGPUs looks at the driver, at each GPU, and at the links to and between them.
+// checkGPUs checks the driver, each GPU, and the links to and between them.
 func checkGPUs() []check {
 	found, err := probeCUDA()
 	if err != nil {
@@ -32,7 +32,7 @@ func checkGPUs() []check {
 		}
 		opened, err := openCUDA([]numbered{{f.CUDA, f.CUDA}}, measuredMemory)
 		if err != nil {
-			all = append(all, check{name, checkFail, text + ": " + err.Error(), "see what nvidia-smi says of it"})
+			all = append(all, check{name, checkFail, text + ": " + err.Error(), "see what nvidia-smi says about it"})
 			continue
 		}
 		devices = append(devices, opened...)
@@ -41,7 +41,8 @@ func checkGPUs() []check {
 	return append(all, checkLinks(devices)...)
 }
 
-// checkLinks measures copies between the host and devices, and between devices. It takes a quarter of each.
+// checkLinks measures copies between the host and devices, and between devices. It uses a quarter of measuredMemory on
+// each.
 func checkLinks(devices []gpubackend.Device) (all []check) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -75,7 +76,7 @@ func checkLinks(devices []gpubackend.Device) (all []check) {
 	return all
 }
 
-// hostLink returns bytes per second.
+// hostLink returns the speeds of copies to and from a device in bytes per second.
 func hostLink(ctx context.Context, d gpubackend.Device, mem gpubackend.Memory) (in, out int64, err error) {
 	buf, release, err := d.HostBuffer(int(mem.Size()))
 	if err != nil {
@@ -98,15 +99,15 @@ func peerLink(ctx context.Context, to gpubackend.Device, mem gpubackend.Memory, 
 	})
 	switch {
 	case errors.Is(err, gpubackend.ErrNoPeer):
-		return check{name, checkWarn, "no direct way: what one GPU has goes to the other through the host",
-			"NVLink or a common PCIe switch, and no IOMMU in between, make one: see 'nvidia-smi topo -p2p r'"}
+		return check{name, checkWarn, "no direct path: copies between these GPUs go through the host",
+			"a direct path needs NVLink or a common PCIe switch, and no IOMMU in between: see 'nvidia-smi topo -p2p r'"}
 	case err != nil:
 		return check{name, checkFail, "copies fail: " + err.Error(), "see the kernel's log for Xid errors"}
 	}
 	return check{name, checkOK, bytesText(rate) + "/s", ""}
 }
 
-// timed returns how many bytes per second a copy came to, the best of a few: the first ones set things up.
+// timed returns the best rate of a few copies in bytes per second. The first copies include set-up.
 func timed(bytes int64, do func() error) (rate int64, err error) {
 	const times = 4
 	for range times {

@@ -29,15 +29,15 @@ func checkKernel() []check {
 func kernelCheck(release string) check {
 	var major, minor int
 	if n, _ := fmt.Sscanf(release, "%d.%d", &major, &minor); n < 2 {
-		return check{"kernel", checkWarn, "Linux " + release + " has no version that is understood", ""}
+		return check{"kernel", checkWarn, "Linux " + release + " has a version number that cannot be read", ""}
 	}
 	older := func(m, n int) bool { return major < m || major == m && minor < n }
 	switch {
 	case older(5, 15):
-		return check{"kernel", checkWarn, "Linux " + release + " is older than those that gaiafs is tried on",
+		return check{"kernel", checkWarn, "Linux " + release + " is older than any that gaiafs is tested on",
 			"use Linux 6.1 or later"}
 	case older(6, 9):
-		return check{"kernel", checkOK, "Linux " + release + "; files pass through from Linux 6.9 on", ""}
+		return check{"kernel", checkOK, "Linux " + release + "; passthrough of files needs Linux 6.9", ""}
 	}
 	return check{"kernel", checkOK, "Linux " + release, ""}
 }
@@ -64,8 +64,8 @@ func checkLimits() (all []check) {
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err == nil {
 		c := check{"limits", checkOK, fmt.Sprintf("%d open files", limit.Max), ""}
 		if limit.Max < files {
-			c.State, c.Cure = checkWarn, fmt.Sprintf("a mount needs one for each file that is open and each extent: raise "+
-				"it to %d (ulimit -Hn, LimitNOFILE= of systemd, --ulimit nofile of containers)", files)
+			c.State, c.Cure = checkWarn, fmt.Sprintf("a mount needs one for each open file and each extent: raise the limit "+
+				"to %d (ulimit -Hn, LimitNOFILE= of systemd, --ulimit nofile of containers)", files)
 		}
 		all = append(all, c)
 	}
@@ -106,14 +106,14 @@ func checkContainer() []check {
 	_, gpu := os.Stat("/dev/nvidiactl")
 	switch {
 	case fuse != nil:
-		c.State, c.Cure = checkFail, "give it /dev/fuse and the right to mount: --device /dev/fuse --cap-add SYS_ADMIN"
+		c.State, c.Cure = checkFail, "give it /dev/fuse and permission to mount: --device /dev/fuse --cap-add SYS_ADMIN"
 	case gpu != nil:
 		c.Cure = "for GPUs, start it with --gpus all, or by the device plugin of Kubernetes"
 	}
 	return []check{c}
 }
 
-// checkMounts looks for daemons that have ended or that do not answer.
+// checkMounts looks for daemons that have ended or do not answer.
 func checkMounts() []check {
 	rows, err := allMounts(askedFor)
 	if err != nil {
@@ -136,12 +136,12 @@ func checkMounts() []check {
 }
 
 const (
-	// diskFile is the most that is written to measure a disk, for diskTime at most each way.
+	// diskFile is the most that is written to measure a disk. Writing and reading take at most diskTime each.
 	diskFile = 256 << 20
 	diskTime = time.Second
 )
 
-// checkDisk writes and reads a file that nobody sees, past the host's page cache where that is possible.
+// checkDisk writes and reads an unlinked file, past the host's page cache if that is possible.
 func checkDisk(dir string) []check {
 	wrong := func(err error) []check {
 		return []check{{"disk", checkWarn, fmt.Sprintf("%s was not measured: %v", dir, errno(err)),
@@ -188,7 +188,7 @@ func checkDisk(dir string) []check {
 		bytesText(writing), direct), ""}}
 }
 
-// measured moves up to most bytes, for diskTime at most, and returns how many, and how many there were per second.
+// measured moves up to most bytes for at most diskTime. It returns how many it moved, and the rate per second.
 func measured(most int64, move func(off int64) (int, error)) (bytes, rate int64, err error) {
 	began := time.Now()
 	for bytes < most && (bytes == 0 || time.Since(began) < diskTime) {

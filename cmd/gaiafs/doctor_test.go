@@ -30,7 +30,7 @@ func TestDoctor(t *testing.T) {
 	require.Contains(t, gaiafsCommand(t, "doctor", "--dir=/does/not/exist").out, "was not measured: no such file")
 }
 
-// A daemon that has ended is a failure, with its cure.
+// An ended daemon is a failure, and doctor says how to clean up.
 func TestDoctorFindsDeadMounts(t *testing.T) {
 	s := mountForeground(t, "--gpus=none")
 	require.NoError(t, s.cmd.Process.Kill())
@@ -48,7 +48,7 @@ func TestKernelCheck(t *testing.T) {
 	}
 }
 
-// Links are measured on emulated devices, and a GPU that cannot be used is said to be.
+// doctor measures links of emulated devices, and reports a GPU that cannot be used.
 func TestDoctorOfGPUs(t *testing.T) {
 	devices, err := openEmulated([]numbered{{0, -1}, {1, -1}}, measuredMemory)
 	require.NoError(t, err)

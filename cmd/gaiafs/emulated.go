@@ -12,7 +12,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend/emulated"
 )
 
-// emulatedBackend makes devices of host memory.
+// emulatedBackend makes devices out of host memory.
 var emulatedBackend = gpuBackend{
 	kind: gpubackend.KindEmulated, example: "emulated:2", parse: parseCount, open: openEmulated,
 	found: func(*slog.Logger) ([]int, error) { return anyOf(1), nil },
@@ -21,7 +21,7 @@ var emulatedBackend = gpuBackend{
 // maxEmulated is the largest number of emulated devices.
 const maxEmulated = 160
 
-// parseCount reads "4"; nothing means one.
+// parseCount reads a number such as "4"; "" means one.
 func parseCount(argument string) ([]int, error) {
 	n := 1
 	if argument != "" {
@@ -33,12 +33,13 @@ func parseCount(argument string) ([]int, error) {
 	return anyOf(n), nil
 }
 
-// takenVariable names a file with the bytes that other programs are said to have of each emulated device, as a size. So
-// one sees without a GPU what a mount does there. Such a device has a third more memory than the mount begins with, as
-// a GPU that nobody uses.
+// takenVariable names a file with a size: how many bytes of each emulated device other programs are taken to use. It
+// shows without a GPU how a mount reacts to that. Such a device has a third more memory than the mount's initial
+// budget, like a GPU that nobody else uses.
 const takenVariable = "GAIAFS_EMULATED_TAKEN"
 
-// takenByOthers returns what reads that file, or nil. A file that is not there, or is no size, stands for nothing.
+// takenByOthers returns a function that reads that file, or nil if none is named. A missing file, or one without a
+// size, means 0.
 func takenByOthers() func() int64 {
 	file := os.Getenv(takenVariable)
 	if file == "" {
@@ -54,13 +55,13 @@ func takenByOthers() func() int64 {
 	}
 }
 
-// openEmulated makes emulated devices. Their memory is the host's, taken as it is used.
+// openEmulated makes emulated devices. Their memory is the host's, allocated on demand.
 func openEmulated(wanted []numbered, memory int64) ([]gpubackend.Device, error) {
 	switch host := hostMemory(cgroupLimit); {
 	case memory == 0:
 		memory = emulatedMemory(availableMemory(), len(wanted))
 	case memory > host:
-		return nil, fmt.Errorf("%w: %s for an emulated device is more than the host's memory, of which there are %s: "+
+		return nil, fmt.Errorf("%w: %s for an emulated device is more than the host's memory of %s: "+
 			"change --gpu-memory, or leave it out", gpubackend.ErrNoMemory, bytesText(memory), bytesText(host))
 	}
 	taken := takenByOthers()

@@ -19,40 +19,40 @@ import (
 )
 
 const (
-	// forcedWriteBack is how long a forced end goes on bringing bytes home.
+	// forcedWriteBack is how long a forced end still writes bytes home.
 	forcedWriteBack = 10 * time.Second
-	// keepFor is how long a daemon whose mount is gone keeps bytes that home does not take, and tries again.
+	// keepFor is how long a daemon whose mount is gone keeps bytes that home does not accept, and retries.
 	keepFor = time.Hour
-	// namesAgain is how often it says which those are.
+	// namesAgain is how often it logs which files those are.
 	namesAgain = time.Minute
 )
 
-// ending is what a service needs to know of its end.
+// ending is the state of a service's end.
 type ending struct {
 	gone chan struct{} // closed when the mount is gone
-	over chan struct{} // closed when everything is at its end, after err was set
+	over chan struct{} // closed when everything has ended; err is set before
 	err  error
 
-	// giveUp ends the patience with bytes that home does not take; patience ends with it.
+	// giveUp ends patience: bytes that home does not accept are then lost.
 	patience context.Context
 	giveUp   context.CancelFunc
-	// closing ends a while after a second signal: whatever hangs then is left behind.
+	// closing ends some time after a forced end: calls that still hang are then abandoned.
 	closing context.Context
 	stop    context.CancelFunc
 	once    sync.Once // closes the cache
 
-	// forced gets the process that asked for the end of a detached mount by force.
+	// forced receives the process that forces the end of a detached mount.
 	forced chan int32
 
 	mu       sync.Mutex
-	asker    int32          // the process that was told last to unmount, 0 if none was; protected by mu
-	askers   sync.WaitGroup // those who wait for the last word; added to with mu held, while isOver is not set
+	asker    int32          // the last process that was told to unmount, 0 if none; protected by mu
+	askers   sync.WaitGroup // requests that wait for the final result; added to with mu held while isOver is false
 	isOver   bool           // protected by mu
-	cause    string         // why the service ends; empty while it does not; protected by mu
-	givesUp  time.Time      // when patience ends by itself, zero where it does not; protected by mu
-	wanted   bool           // bytes wait, so the mount should be held; protected by mu
-	leaving  int            // how many have reason to take it away all the same; protected by mu
-	detached bool           // nobody finds the mount, so holding it keeps nothing; protected by mu
+	cause    string         // why the service ends; empty while it serves; protected by mu
+	givesUp  time.Time      // when patience ends by itself, zero if it does not; protected by mu
+	wanted   bool           // bytes wait to go home, so the mount should be held; protected by mu
+	leaving  int            // how many calls of mayGo are in force; the mount is not held then; protected by mu
+	detached bool           // no program finds the mount, so holding it is useless; protected by mu
 }
 
 func newEnding() *ending {
@@ -71,14 +71,14 @@ func (e *ending) isGone() bool {
 	}
 }
 
-// hold keeps the mount busy while bytes wait: it is pagecache.Options.Hold.
+// hold keeps the mount busy while bytes wait to go home. It is pagecache.Options.Hold.
 func (s *service) hold() (held <-chan struct{}, end func()) {
 	held = s.setHold(func(e *ending) { e.wanted = true })
 	return held, func() { s.setHold(func(e *ending) { e.wanted = false }) }
 }
 
-// setHold changes what decides whether the mount is held, and has it held or not, as it should be now. It does not
-// block. held is closed when that is done.
+// setHold applies change to what decides whether the mount is held, and then holds the mount or lets it go. It does not
+// block. held is closed when the mount is held, or at once if it is not to be held.
 func (s *service) setHold(change func(*ending)) (held <-chan struct{}) {
 	e := s.end
 	e.mu.Lock()
@@ -100,17 +100,17 @@ var closedChannel = func() <-chan struct{} {
 	return c
 }()
 
-// mayGo has the mount not be held any more, although bytes wait, until undo.
+// mayGo stops holding the mount, although bytes wait to go home, until undo is called.
 func (s *service) mayGo() (undo func()) {
 	s.setHold(func(e *ending) { e.leaving++ })
 	return func() { s.setHold(func(e *ending) { e.leaving-- }) }
 }
 
-// noticedAfter is how long the kernel may take to end a mount that was unmounted, and is not only out of sight.
+// noticedAfter is how long the kernel may take to end a mount that was really unmounted, not only detached.
 const noticedAfter = time.Second
 
-// noticeDetached is fs.Options.Detached. Where it was only the daemon that held the mount, that ends now. Its bytes are
-// kept and tried again for keepFor.
+// noticeDetached is fs.Options.Detached. If only the daemon kept the mount busy, the mount ends now. Its bytes are kept
+// and retried for keepFor.
 func (s *service) noticeDetached(is bool) {
 	s.setHold(func(e *ending) { e.detached = is })
 	if !is {
@@ -122,17 +122,17 @@ func (s *service) noticeDetached(is bool) {
 		still, known := e.detached && !e.isOver, e.cause != ""
 		e.mu.Unlock()
 		if mount := s.inService.Load(); mount != nil && still && !known && !e.isGone() {
-			s.log.Warn("the mount was detached, as by umount -l: nobody finds it any more, and this process goes on "+
-				"for the programs that use it", "process", os.Getpid(), "waiting", describeWaiting(s.cache.Waiting()),
+			s.log.Warn("the mount was detached, as by umount -l: no new program finds it; this process goes on for the "+
+				"programs that use it", "process", os.Getpid(), "waiting", describeWaiting(s.cache.Waiting()),
 				"users", describe(mountedElsewhere(mount.Device())))
 		}
 	})
 }
 
-// run serves until the mount is gone or a signal says so.
+// run serves until the mount is gone or a signal ends it.
 func (s *service) run(signals <-chan os.Signal) error {
 	e := s.end
-	cause := "unmounted by somebody else"
+	cause := "unmounted by another program"
 	select {
 	case <-e.gone:
 		e.mu.Lock()
@@ -173,7 +173,7 @@ func signalName(sig os.Signal) string {
 	return sig.String()
 }
 
-// ends notes why the service ends.
+// ends records why the service ends.
 func (s *service) ends(cause string) {
 	s.end.mu.Lock()
 	defer s.end.mu.Unlock()
@@ -181,7 +181,7 @@ func (s *service) ends(cause string) {
 }
 
 // finish takes everything down in the order of the package comment. It blocks while programs use the mount, and while
-// home does not take what devices released.
+// home does not accept what devices released.
 func (s *service) finish() error {
 	go func() {
 		select {
@@ -195,7 +195,7 @@ func (s *service) finish() error {
 	}()
 	s.untilHome() // while the mount is in service, for as long as it is
 	errs := []error{s.control.Drain(s.end.closing)}
-	s.untilHome() // what that released
+	s.untilHome() // what draining released
 	errs = append(errs, s.takeAway())
 	err := s.close(errs...)
 	closed := make(chan error, 1)
@@ -204,11 +204,11 @@ func (s *service) finish() error {
 	case last := <-closed:
 		return errors.Join(err, last)
 	case <-s.end.closing.Done():
-		return err // a client's request may wait for a file that never answers
+		return err // a client's request may be waiting for a file that never answers
 	}
 }
 
-// close closes the cache, once, and tells those who asked for the end how that went.
+// close closes the cache, once, and tells those who asked for the end how it went.
 func (s *service) close(errs ...error) error {
 	e := s.end
 	e.once.Do(func() {
@@ -222,8 +222,8 @@ func (s *service) close(errs ...error) error {
 	return e.err
 }
 
-// untilHome brings home what devices released. While home does not take it, it is kept and tried again, until patience
-// ends.
+// untilHome writes home what devices released. While home does not accept it, the bytes are kept and the write is
+// retried until patience ends.
 func (s *service) untilHome() {
 	const firstPause, longestPause = 100 * time.Millisecond, time.Second
 	var said time.Time
@@ -238,8 +238,8 @@ func (s *service) untilHome() {
 		}
 		if time.Since(said) >= namesAgain {
 			said = time.Now()
-			s.log.Error("this process ends when the backing filesystem has taken what devices released; a further "+
-				"signal, or 'gaiafs umount --force', gives it up", "process", os.Getpid(),
+			s.log.Error("this process ends when the backing filesystem has accepted what devices released; another "+
+				"signal, or 'gaiafs umount --force', discards it", "process", os.Getpid(),
 				"waiting", describeWaiting(waiting),
 				"mounted", !s.end.isGone(), "gives_up", s.end.limit())
 		}
@@ -251,7 +251,7 @@ func (s *service) untilHome() {
 	}
 }
 
-// describe fills in what the status says of the end.
+// describe fills in the status of the end.
 func (e *ending) describe(m *mountStatus) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -262,7 +262,7 @@ func (e *ending) describe(m *mountStatus) {
 	}
 }
 
-// limit says when patience ends by itself.
+// limit returns a text that says when patience ends by itself.
 func (e *ending) limit() string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -275,7 +275,7 @@ func (e *ending) limit() string {
 	return "not while it is mounted"
 }
 
-// describeWaiting names files and bytes in one line, the first few of them.
+// describeWaiting names the first few files and their bytes in one line.
 func describeWaiting(waiting []pagecache.Waiting) string {
 	const most = 5
 	if len(waiting) == 0 {
@@ -296,8 +296,8 @@ func describeWaiting(waiting []pagecache.Waiting) string {
 	return text
 }
 
-// takeAway unmounts. It returns when no program uses the mount any more but by a descriptor that its client library
-// keeps.
+// takeAway unmounts. It returns when no program uses the mount any more, except through a descriptor that a client
+// library keeps for its devices.
 func (s *service) takeAway() error {
 	s.mayGo()
 	where := s.mount.Mountpoint()
@@ -319,8 +319,8 @@ func (s *service) takeAway() error {
 		s.awaitPrograms()
 		return nil
 	}
-	s.log.Warn("the mountpoint is in use: it is detached now, and this process ends when those programs have; a "+
-		"second signal ends it at once",
+	s.log.Warn("the mountpoint is in use: it is detached now, and this process ends when those programs have ended; "+
+		"a second signal ends it at once",
 		"mountpoint", where, "users", describe(mountUsers(where)))
 	s.syncKernel()
 	if err := s.detach(); err != nil {
@@ -330,7 +330,7 @@ func (s *service) takeAway() error {
 	return nil
 }
 
-// awaitPrograms returns when no program uses the mount, which is at its place no more.
+// awaitPrograms returns when no program uses the mount, which is no longer at its mountpoint.
 func (s *service) awaitPrograms() {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
@@ -342,25 +342,25 @@ func (s *service) awaitPrograms() {
 		}
 		users := mountedElsewhere(s.mount.Device())
 		if len(users) == 0 && s.mount.DeviceOnly() {
-			s.log.Info("what is still open was open for devices only, and is waited for no longer")
+			s.log.Info("the files still open are open for devices only: no longer waiting for them")
 			return
 		}
 		if len(users) > 0 && !said {
 			said = true
-			s.log.Warn("the filesystem is mounted elsewhere too, and this process ends when it is not; a second "+
+			s.log.Warn("the filesystem is also mounted elsewhere; this process ends when those mounts are gone; a second "+
 				"signal ends it at once",
 				"users", describe(users))
 		}
 	}
 }
 
-// mountedHere reports whether the mount is at its place.
+// mountedHere reports whether the mount is at its mountpoint.
 func (s *service) mountedHere() bool {
 	m, err := fs.MountAt(s.mount.Mountpoint())
 	return err == nil && m.Device == s.mount.Device()
 }
 
-// syncKernel has the kernel write its dirty pages home.
+// syncKernel makes the kernel write its dirty pages home.
 func (s *service) syncKernel() {
 	fd, err := unix.Open(s.mount.Mountpoint(), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err == nil {
@@ -372,7 +372,7 @@ func (s *service) syncKernel() {
 	}
 }
 
-// detach takes the mountpoint out of sight, if it is still this mount's.
+// detach detaches the mountpoint if it still belongs to this mount.
 func (s *service) detach() error {
 	if !s.mountedHere() {
 		return nil
@@ -380,8 +380,8 @@ func (s *service) detach() error {
 	return detach(s.mount.Mountpoint())
 }
 
-// force ends without waiting for programs that use the mount, which get errors from then on, nor for a home that does
-// not take what devices released, which is lost.
+// force ends at once. Programs that use the mount get errors from then on. Released bytes that home does not accept
+// within forcedWriteBack are lost.
 func (s *service) force(cause string) error {
 	s.log.Error("ending at once; programs that use the mount get errors", "cause", cause)
 	s.ends(cause)
@@ -396,12 +396,12 @@ func (s *service) force(cause string) error {
 	return err
 }
 
-// endDocument is what an END is answered with, see docs/dev/protocol.md.
+// endDocument answers an END; see docs/dev/protocol.md.
 type endDocument struct {
 	State   string              `json:"state"`
 	Waiting []pagecache.Waiting `json:"waiting,omitempty"`
 	Error   string              `json:"error,omitempty"`
-	// Detached says that there is nothing to unmount, Ending why the service is about to end in any case.
+	// Detached says that there is nothing to unmount. Ending says why the service ends anyway, if it does.
 	Detached bool   `json:"detached,omitempty"`
 	Ending   string `json:"ending,omitempty"`
 }
@@ -434,7 +434,7 @@ func (s *service) serveEnd(ctx context.Context, r control.EndRequest) error {
 	answer.Detached, answer.Ending = e.detached || e.isGone(), e.cause
 	e.mu.Unlock()
 	if len(answer.Waiting) > 0 && !r.Force {
-		s.log.Error("not unmounted: the backing filesystem does not take what devices released", "process", r.PID,
+		s.log.Error("not unmounted: the backing filesystem does not accept what devices released", "process", r.PID,
 			"waiting", describeWaiting(answer.Waiting))
 		answer.State = endRefused
 		return say(answer)
@@ -451,7 +451,7 @@ func (s *service) serveEnd(ctx context.Context, r control.EndRequest) error {
 	e.mu.Unlock()
 	defer e.askers.Done()
 	if r.Force {
-		defer s.mayGo()() // it is not held again while this client may unmount
+		defer s.mayGo()() // do not hold the mount again while this client may unmount
 	}
 	s.mount.WaitHolds()
 	answer.State = endReady
@@ -461,7 +461,7 @@ func (s *service) serveEnd(ctx context.Context, r control.EndRequest) error {
 	if answer.Detached && r.Force {
 		select {
 		case e.forced <- r.PID:
-		default: // somebody else was faster
+		default: // another request was faster
 		}
 	}
 	for gone := e.gone; ; {
@@ -483,10 +483,10 @@ func (s *service) serveEnd(ctx context.Context, r control.EndRequest) error {
 				}
 				return ctx.Err()
 			}
-			if !s.mountedHere() { // it unmounted, and did not wait until the kernel says so here
+			if !s.mountedHere() { // the client unmounted, and did not wait until the kernel told this process
 				return ctx.Err()
 			}
-			// It could not unmount, or changed its mind.
+			// The client could not unmount, or changed its mind.
 			e.mu.Lock()
 			if e.asker == r.PID {
 				e.asker = 0

@@ -23,7 +23,7 @@ import (
 
 const mib = 1 << 20
 
-// fullPlace is a place whose SOURCE is a filesystem of 8 MiB of its own.
+// fullPlace is a place whose SOURCE is a separate filesystem of 8 MiB.
 func fullPlace(t *testing.T) place {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -35,7 +35,7 @@ func fullPlace(t *testing.T) place {
 	return p
 }
 
-// fill takes all room of SOURCE, and returns a function that gives it back.
+// fill uses up all space of SOURCE. room frees it.
 func (p place) fill(t *testing.T) (room func()) {
 	t.Helper()
 	name := filepath.Join(p.source, "filler")
@@ -49,7 +49,7 @@ func (p place) fill(t *testing.T) (room func()) {
 	return func() { require.NoError(t, os.Remove(name)) }
 }
 
-// releases has a device store into a new file, of which home has nothing, and release it.
+// releases stores into a new file on a device and releases it. Home has no bytes of the file yet.
 func (p place) releases(t *testing.T, name string, size int64) *gaiafs.Mapping {
 	t.Helper()
 	f, err := os.Create(filepath.Join(p.mountpoint, name))
@@ -93,8 +93,7 @@ func (p place) status(t *testing.T) (s statusDocument) {
 	return s
 }
 
-// While SOURCE is full the mount cannot be taken away, by whatever means ask first. The bytes arrive when there is
-// room.
+// While SOURCE is full, nothing that asks first can unmount. The bytes arrive when there is free space.
 func TestUmountRefusesWhileSourceIsFull(t *testing.T) {
 	for _, daemon := range []bool{false, true} {
 		p := fullPlace(t)
@@ -109,7 +108,7 @@ func TestUmountRefusesWhileSourceIsFull(t *testing.T) {
 		room := p.fill(t)
 		require.NoError(t, p.releases(t, "out", 3*mib).Close())
 		require.Equal(t, syscall.EBUSY, unix.Unmount(p.mountpoint, 0),
-			"umount(8), before anybody tried to bring the bytes home")
+			"umount(8), before anybody tried to write the bytes home")
 		r := gaiafsCommand(t, "umount", p.mountpoint)
 		require.Equal(t, exitFailure, r.code)
 		require.Contains(t, r.err, "is not unmounted")
@@ -135,7 +134,7 @@ func TestUmountRefusesWhileSourceIsFull(t *testing.T) {
 	}
 }
 
-// The daemon is a child of this process, which does not wait for it: the verdict comes another way.
+// The daemon is a child of this process, which does not wait for it, so the result comes another way.
 func TestUmountForceNamesWhatIsLost(t *testing.T) {
 	p := fullPlace(t)
 	s := mountAt(t, p, "--gpus=emulated:1", "--gpu-memory=64M")
@@ -161,7 +160,7 @@ func syncFile(name string) error {
 	return f.Sync()
 }
 
-// SIGTERM is no other than umount: it does not lose bytes in silence. The mount stays in service meanwhile.
+// Like umount, SIGTERM does not silently lose bytes. The mount stays in service.
 func TestSigtermWaitsForRoom(t *testing.T) {
 	for _, again := range []bool{false, true} {
 		p := fullPlace(t)
@@ -189,7 +188,7 @@ func TestSigtermWaitsForRoom(t *testing.T) {
 	}
 }
 
-// A daemon that is killed while it holds a detached mount ends: the descriptor of its own keeps nothing.
+// A killed daemon that holds a detached mount ends: its own descriptor does not keep the mount.
 func TestKilledDaemonDoesNotHoldItself(t *testing.T) {
 	p := fullPlace(t)
 	s := mountAt(t, p, "--gpus=emulated:1", "--gpu-memory=64M", "--write-back")
@@ -203,7 +202,8 @@ func TestKilledDaemonDoesNotHoldItself(t *testing.T) {
 	require.Equal(t, -1, state.ExitCode())
 }
 
-// killed is a mount whose daemon was killed while a program had a file open, and the kernel knew the attributes.
+// killed returns a mount whose daemon was killed while a program had a file open and the kernel had the attributes
+// cached.
 func killed(t *testing.T) (s *serving, open *os.File) {
 	t.Helper()
 	s = mountForeground(t, "--gpus=none", "--passthrough=off", "--attr-timeout=1h")
@@ -243,7 +243,7 @@ func TestMountOverADeadDaemon(t *testing.T) {
 		} else {
 			mountAt(t, through, "--gpus=none")
 		}
-		require.Contains(t, s.logged(t), "took away a mount whose daemon had ended")
+		require.Contains(t, s.logged(t), "detached a mount whose daemon had ended")
 		require.NoError(t, os.WriteFile(filepath.Join(s.mountpoint, "file"), []byte("x"), 0o600))
 		_, err := open.Write([]byte("x"))
 		require.ErrorIs(t, err, syscall.ENOTCONN)
@@ -254,7 +254,7 @@ func TestMountOverADeadDaemon(t *testing.T) {
 	}
 }
 
-// elsewhere starts a process that has all mounts in a mount namespace of its own, until end.
+// elsewhere starts a process that has all mounts in its own mount namespace, until end is called.
 func elsewhere(t *testing.T) (pid int, end func()) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -274,13 +274,13 @@ func elsewhere(t *testing.T) (pid int, end func()) {
 	require.NoError(t, err)
 	end = sync.OnceFunc(func() {
 		in.Close()
-		_ = cmd.Wait() // read met the end of its input
+		_ = cmd.Wait() // read got the end of its input
 	})
 	t.Cleanup(end)
 	return cmd.Process.Pid, end
 }
 
-// A mount that another mount namespace has too is unmounted here, and it is said who has it.
+// A mount that is also in another mount namespace is unmounted here, and umount names the process that has it.
 func TestUmountWhileMountedElsewhere(t *testing.T) {
 	for _, signal := range []bool{false, true} {
 		s := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=64M", "--write-back-interval=1h")
@@ -306,10 +306,10 @@ func TestUmountWhileMountedElsewhere(t *testing.T) {
 	}
 }
 
-// SIGTERM does not wait for a program that has nothing open but what its client library keeps.
+// SIGTERM does not wait for a program whose only open file is the descriptor of its client library.
 func TestSigtermDoesNotWaitForDevices(t *testing.T) {
 	s := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=64M")
-	m := s.releases(t, "out", mib) // the library has a descriptor of it, and nobody else
+	m := s.releases(t, "out", mib) // only the library has a descriptor of it
 	copy(m.Bytes(), "yy")
 	s.signal(t, syscall.SIGTERM)
 	require.Equal(t, exitOK, s.end(t), s.logged(t))
@@ -317,7 +317,7 @@ func TestSigtermDoesNotWaitForDevices(t *testing.T) {
 	require.Contains(t, s.logged(t), "open for devices only")
 	require.Error(t, m.Close())
 
-	// Who also reads by the descriptor is waited for.
+	// SIGTERM does wait if the program also reads through the descriptor.
 	s = mountForeground(t, "--gpus=emulated:1", "--gpu-memory=64M")
 	f, err := os.Create(filepath.Join(s.mountpoint, "both"))
 	require.NoError(t, err)
@@ -336,11 +336,11 @@ func TestSigtermDoesNotWaitForDevices(t *testing.T) {
 	s.requireHome(t, "both", 2)
 }
 
-// A `mount --daemon` that is interrupted, or killed, before it returned leaves nothing mounted.
+// A `mount --daemon` that is interrupted or killed before it returns leaves nothing mounted.
 func TestInterruptedMountLeavesNothing(t *testing.T) {
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGKILL} {
 		p := newPlace(t)
-		old := p.predecessor(t, 0) // it has the new daemon wait
+		old := p.predecessor(t, 0) // it makes the new daemon wait
 		cmd := command(t, "mount", "--daemon", "--gpus=none", "--log-file="+p.log, p.source, p.mountpoint)
 		var errs bytes.Buffer
 		cmd.Stderr = &errs
@@ -362,12 +362,12 @@ func TestInterruptedMountLeavesNothing(t *testing.T) {
 		}
 		require.Eventually(t, func() bool { return strings.Contains(p.logged(t), "everything is written back") },
 			30*time.Second, time.Millisecond)
-		require.Contains(t, p.logged(t), "taken away again")
+		require.Contains(t, p.logged(t), "is removed again")
 		require.False(t, p.isMounted(t))
 	}
 }
 
-// What killed demos and benches leave: the mount ends with them, and the next one takes away the files.
+// A mount ends with a killed demo or bench, and the next demo or bench removes the files.
 func TestKilledRunsAreSwept(t *testing.T) {
 	for name, c := range map[string]struct{ first, next []string }{
 		"demo": {[]string{"demo", "--gpus=emulated:1", "--width=4096"},

@@ -15,9 +15,9 @@ func newEvict() *cobra.Command {
 	var recursive bool
 	cmd := &cobra.Command{
 		Use:   "evict PATH…",
-		Short: "Take files from devices that nobody maps",
-		Long: `evict gives back what devices hold of files and nobody maps, views too. What only a device has is written back first; what
-SOURCE does not take stays, and is named, and so does what is pinned. Only root and the user who mounted may do that.
+		Short: "Free the device memory of files that nobody maps",
+		Long: `evict frees the device memory of files, and of their views, that nobody maps. It first writes back what only a device has. What
+SOURCE does not accept stays and is named; so does what is pinned. Only root and the user who mounted may evict.
 
 'setfattr -n user.gaiafs.evict -v all FILE' does the same for one file; the value may be a device's number.`,
 		Example: `  gaiafs evict /mnt/data/old.safetensors
@@ -25,7 +25,7 @@ SOURCE does not take stays, and is named, and so does what is pinned. Only root 
 		Args: somePaths,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if device.host {
-				return usagef("--device host: the kernel keeps those pages; 'echo 1 > /proc/sys/vm/drop_caches' drops them")
+				return usagef("--device host: the kernel manages these pages; 'echo 1 > /proc/sys/vm/drop_caches' drops them")
 			}
 			found, err := findFiles(args, recursive)
 			if err != nil {
@@ -37,37 +37,37 @@ SOURCE does not take stays, and is named, and so does what is pinned. Only root 
 				if err != nil {
 					return about(f.name(), "", err)
 				}
-				text := f.name() + ": " + bytesText(e.Freed) + " given back"
+				text := f.name() + ": " + bytesText(e.Freed) + " freed"
 				if e.Mapped > 0 {
-					text += "; " + bytesText(e.Mapped) + " stays, since programs map it"
+					text += "; " + bytesText(e.Mapped) + " stays because programs map it"
 				}
 				if e.Pinned > 0 {
-					text += fmt.Sprintf("; %s stays: pinned on account of user %d ('gaiafs unpin' takes that back)",
+					text += fmt.Sprintf("; %s stays: pinned on account of user %d ('gaiafs unpin' undoes that)",
 						bytesText(e.Pinned),
 						e.PinnedBy)
 				}
 				if e.Kept > 0 {
 					text += "; " + bytesText(e.Kept) + " stays: " + e.why()
-					stays = fmt.Errorf("%s: %s could not be given back: %s", f.name(), bytesText(e.Kept), e.why())
+					stays = fmt.Errorf("%s: %s could not be freed: %s", f.name(), bytesText(e.Kept), e.why())
 				}
 				fmt.Fprintln(cmd.OutOrStdout(), text)
 			}
 			return stays
 		},
 	}
-	cmd.Flags().Var(&device, "device", "take them from device `N|all`: a number as 'gaiafs status' has it, or all")
-	cmd.Flags().BoolVarP(&recursive, "recursive", "r", false, "take the files below directories")
+	cmd.Flags().Var(&device, "device", "free them on device `N|all`: a number that 'gaiafs status' shows, or all")
+	cmd.Flags().BoolVarP(&recursive, "recursive", "r", false, "include the files below directories")
 	return cmd
 }
 
-// eviction is the daemon's answer.
+// eviction adds a method to the daemon's answer.
 type eviction struct{ pagecache.Eviction }
 
 func (e eviction) why() string {
 	if e.Error != "" {
 		return e.Error
 	}
-	return "it is in use this moment"
+	return "it is in use right now"
 }
 
 func evict(cmd *cobra.Command, f target, device int) (eviction, error) {
@@ -115,7 +115,7 @@ func (d *deviceChoice) String() string {
 
 func (d *deviceChoice) Type() string { return "N|all|host" }
 
-// number is the device for the daemon: -1 for all.
+// number returns the device for the daemon; -1 means all.
 func (d *deviceChoice) number() int {
 	if d.all {
 		return -1

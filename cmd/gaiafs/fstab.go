@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// The names by which mount(8) and umount(8) call this program for the type fuse.gaiafs.
+// mount(8) and umount(8) call this program by these names for the type fuse.gaiafs.
 const (
 	mountHelper   = "mount.fuse.gaiafs"
 	unmountHelper = "umount.fuse.gaiafs"
@@ -20,14 +20,14 @@ const (
 	mountFailure = 32
 )
 
-// asHelper returns the command line of gaiafs for one of mount(8): SOURCE MOUNTPOINT [-sfnrvw] [-t TYPE] [-o OPTIONS].
+// asHelper converts a command line of mount(8), SOURCE MOUNTPOINT [-sfnrvw] [-t TYPE] [-o OPTIONS], into one of gaiafs.
 // done says that there is nothing to do.
 func asHelper(args []string) (command []string, done bool, err error) {
 	var flags, options []string
 	sloppy, fake := false, false
 	places, err := eachOption(args, "to", func(option byte, value string) error {
 		switch option {
-		case 'n', 'v': // no /etc/mtab; more words
+		case 'n', 'v': // -n: no /etc/mtab; -v: verbose
 		case 's':
 			sloppy = true
 		case 'f':
@@ -40,7 +40,7 @@ func asHelper(args []string) (command []string, done bool, err error) {
 			options = append(options, splitOptions(value)...)
 		case 't':
 			if value != "fuse.gaiafs" && value != "gaiafs" {
-				return usagef("type %s is not served by gaiafs", value)
+				return usagef("type %s is not a type of gaiafs", value)
 			}
 		default:
 			return usagef("-%c is not known", option)
@@ -81,14 +81,14 @@ func asHelper(args []string) (command []string, done bool, err error) {
 	return command, fake, nil
 }
 
-// asUnmountHelper returns the command line of gaiafs for one of umount(8): MOUNTPOINT [-flnrv] [-N NAMESPACE]
-// [-t TYPE]. Where lazy is set, the mount of command's last argument is to be detached instead.
+// asUnmountHelper converts a command line of umount(8), MOUNTPOINT [-flnrv] [-N NAMESPACE] [-t TYPE], into one of
+// gaiafs. If lazy is set, detach the mount of command's last argument instead.
 func asUnmountHelper(args []string) (command []string, lazy bool, err error) {
 	command = []string{"umount"}
 	places, err := eachOption(args, "Nt", func(option byte, _ string) error {
 		switch option {
-		case 'n', 'v', 'r': // no /etc/mtab; more words; read-only where it is busy, which gaiafs cannot be made
-		case 'N', 't': // umount(8) is in the namespace already
+		case 'n', 'v', 'r': // -n: no /etc/mtab; -v: verbose; -r: remount read-only if busy, which gaiafs cannot do
+		case 'N', 't': // umount(8) has already entered the namespace
 		case 'f':
 			command = append(command, "--force")
 		case 'l':
@@ -107,8 +107,8 @@ func asUnmountHelper(args []string) (command []string, lazy bool, err error) {
 	return append(command, "--", places[0]), lazy, nil
 }
 
-// eachOption calls take for each option of a helper's command line. Those in valued have a value, as the rest of their
-// argument or as the next one. It returns the arguments that are no options.
+// eachOption calls take for each option of a helper's command line. The options in valued have a value: the rest of
+// their argument, or the next argument. It returns the arguments that are not options.
 func eachOption(args []string, valued string, take func(option byte, value string) error) (rest []string, err error) {
 	for i := 0; i < len(args); i++ {
 		arg := args[i]
@@ -134,7 +134,7 @@ func eachOption(args []string, valued string, take func(option byte, value strin
 	return rest, nil
 }
 
-// splitOptions splits options at commas, but for those within double quotes, which are taken away.
+// splitOptions splits options at commas outside double quotes, and removes the quotes.
 func splitOptions(text string) (options []string) {
 	var b strings.Builder
 	quoted := false
@@ -158,12 +158,13 @@ func splitOptions(text string) (options []string) {
 	return options
 }
 
-// forOthers reports whether an option says something to mount(8), systemd or the reader, or asks for what is so anyway.
+// forOthers reports whether an option is meant for mount(8), systemd or the reader, or asks for what gaiafs does
+// anyway.
 func forOthers(name string) bool {
 	switch name {
 	case "defaults", "auto", "noauto", "nofail", "_netdev", "user", "nouser", "users", "owner", "group", "comment",
 		"suid", "dev", "exec", "async", "nomand", "default_permissions",
-		// The filesystem of SOURCE keeps the times of access.
+		// The filesystem of SOURCE maintains access times.
 		"atime", "noatime", "diratime", "nodiratime", "relatime", "norelatime", "nostrictatime", "nolazytime", "loud",
 		"silent":
 		return true
@@ -171,30 +172,30 @@ func forOthers(name string) bool {
 	return strings.HasPrefix(name, "x-") || strings.HasPrefix(name, "X-")
 }
 
-// settingFlag returns the flag for an option that is the name of a setting, with - or _ between its words.
+// settingFlag returns the flag for an option named like a setting, with - or _ between words.
 func settingFlag(name, value string, valued bool) (string, error) {
 	known := newSettings().flags().Lookup(strings.ReplaceAll(name, "_", "-"))
 	switch {
 	case name == "config" && valued:
 		return "--config=" + value, nil
 	case name == "remount":
-		return "", usagef("a mount of gaiafs cannot be changed while it is there: unmount it, and mount it anew")
+		return "", usagef("gaiafs cannot remount: unmount it, and mount it again")
 	case known == nil:
-		return "", usagef("there is no option %q; 'gaiafs mount --help' lists the settings, which are options with _ for -",
+		return "", usagef("there is no option %q; 'gaiafs mount --help' lists the settings, which are the options, with _ or -",
 			name)
 	case !valued && known.Value.Type() != "bool":
-		return "", usagef("option %q needs a value, as in %s=%s", name, name, known.Value.Type())
+		return "", usagef("option %q needs a value, for example %s=%s", name, name, known.Value.Type())
 	case !valued:
 		value = "true"
 	}
 	return "--" + known.Name + "=" + value, nil
 }
 
-// isHelper and isUnmountHelper report whether mount(8) or umount(8) called.
+// isHelper and isUnmountHelper report whether the caller is mount(8) or umount(8).
 func isHelper(program string) bool        { return filepath.Base(program) == mountHelper }
 func isUnmountHelper(program string) bool { return filepath.Base(program) == unmountHelper }
 
-// helperCode returns mount(8)'s exit code for one of gaiafs.
+// helperCode converts an exit code of gaiafs into one of mount(8).
 func helperCode(code int) int {
 	switch code {
 	case exitOK:
@@ -205,8 +206,8 @@ func helperCode(code int) int {
 	return mountFailure
 }
 
-// runHelper is run for a command line of mount(8). It leaves the command line of gaiafs in args, from which the daemon
-// is started.
+// runHelper runs a command line of mount(8). It stores the command line of gaiafs in args, from which the daemon is
+// started.
 func runHelper(args *[]string, run func([]string) int, tell func(string)) int {
 	command, done, err := asHelper((*args)[1:])
 	if err != nil {
@@ -224,21 +225,22 @@ func runHelper(args *[]string, run func([]string) int, tell func(string)) int {
 	return helperCode(code)
 }
 
-// register has umount(8) look for the helper of this type when root unmounts: it would see a filesystem of the type
-// fuse otherwise, and take it away without one. What it does is noted in /run/mount/utab, which is root's; umount(8) of
-// other users asks the kernel for the type.
+// register makes umount(8) look for this type's helper when root unmounts. Otherwise umount(8) sees a filesystem of
+// type fuse and removes it without a helper. It writes a note in /run/mount/utab, which belongs to root. For other
+// users, umount(8) asks the kernel for the type.
 func register(source, mountpoint string) {
 	const helper = "/sbin/" + unmountHelper
 	if _, err := os.Stat(helper); err != nil || os.Geteuid() != 0 {
 		return
 	}
-	// Without the note umount(8) works as for any filesystem. mount(8) calls its helper with no PATH.
+	// Without the note, umount(8) works as for any filesystem. The path is absolute because mount(8) calls its helper
+	// without a PATH.
 	_ = exec.Command("/bin/mount", "--internal-only", "--fake", "--types", "fuse.gaiafs", "--options",
 		"uhelper=fuse.gaiafs", source,
 		mountpoint).Run()
 }
 
-// runUnmountHelper is run for a command line of umount(8).
+// runUnmountHelper runs a command line of umount(8).
 func runUnmountHelper(args []string, run func([]string) int, tell func(string)) int {
 	command, lazy, err := asUnmountHelper(args[1:])
 	if err != nil {

@@ -81,7 +81,7 @@ func TestUnmountHelperOptions(t *testing.T) {
 	}
 }
 
-// helperNamed is this program under the name by which mount(8) or umount(8) calls it.
+// helperNamed runs this program under the name by which mount(8) or umount(8) calls it.
 func helperNamed(t *testing.T, name string, args ...string) result {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), name)
@@ -98,7 +98,7 @@ func helper(t *testing.T, args ...string) result {
 	return helperNamed(t, mountHelper, args...)
 }
 
-// TestMountHelper mounts as mount(8) has it done, and answers as that expects.
+// TestMountHelper mounts with the command lines of mount(8) and checks the exit codes that mount(8) expects.
 func TestMountHelper(t *testing.T) {
 	p := newPlace(t)
 	r := helper(t, p.source, p.mountpoint, "-o", "rw,gpus=none,noexec,nosuid,nodev,x-systemd.automount,log_file="+p.log)
@@ -130,7 +130,8 @@ func TestMountHelper(t *testing.T) {
 	require.Equal(t, exitOK, r.code, r.err)
 }
 
-// TestUnmountHelper unmounts as umount(8) has it done: it waits for the daemon, says who is in the way, and detaches.
+// TestUnmountHelper unmounts with the command lines of umount(8): it waits for the daemon, names programs that use the
+// mount, and detaches.
 func TestUnmountHelper(t *testing.T) {
 	p := newPlace(t)
 	mount := func() {

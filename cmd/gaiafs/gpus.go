@@ -13,36 +13,34 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// gpuBackend is a way to get the devices of one kind. Each has a file with its row, and kinds.go lists them.
+// gpuBackend opens devices of one kind. Each kind has a file with its row, and kinds.go lists them.
 type gpuBackend struct {
 	kind gpubackend.Kind
-	// example is what --gpus says.
+	// example is what to write in --gpus.
 	example string
-	// parse checks what follows the colon of --gpus; "" where nothing does. It returns the ordinals asked for, or anyOf
-	// so many where the kind's devices have no numbers of their own.
+	// parse checks the text after the colon in --gpus, "" if there is none. It returns the ordinals asked for, or
+	// anyOf(n) for n devices of a kind without ordinals.
 	parse func(argument string) (ordinals []int, err error)
-	// found returns the ordinals that auto takes, or says why there are none. It tells log of those that cannot be
-	// used.
+	// found returns the ordinals that auto uses, or says why there are none. It logs the devices that cannot be used.
 	found func(log *slog.Logger) ([]int, error)
-	// open makes the devices, each with that much memory, 0 for a choice of its own.
+	// open makes the devices, each with that much memory; 0 lets the kind choose.
 	open func(devices []numbered, memory int64) ([]gpubackend.Device, error)
 }
 
-// numbered is a device that is asked for: the number that it is to have in the mount, and the kind's own ordinal.
+// numbered is a requested device: its number in the mount, and the kind's own ordinal.
 type numbered struct{ number, ordinal int }
 
-// anyOf are n devices that need no ordinals.
+// anyOf returns n devices without ordinals.
 func anyOf(n int) []int { return slices.Repeat([]int{-1}, n) }
 
-// wanted is devices of one kind that are asked for.
+// wanted is the requested devices of one kind.
 type wanted struct {
 	*gpuBackend
 	devices []numbered
 }
 
-// number gives each device a number of the mount. Nobody else has it, whatever kind he is of: its own ordinal where
-// that is free, and otherwise the lowest free one. Kinds come in the order of gpuBackends, whatever order they were
-// named in.
+// number gives each device a unique number in the mount, across all kinds: its own ordinal if that is free, or else the
+// lowest free number. Kinds are numbered in the order of gpuBackends, whatever the order in --gpus.
 func number(all map[*gpuBackend][]int) (choice []wanted, err error) {
 	taken := make(map[int]bool)
 	for _, b := range gpuBackends {
@@ -83,7 +81,7 @@ func (g *gpuChoice) Set(text string) error {
 	return nil
 }
 
-// wanted are the devices that were named, as in "cuda:0,1,emulated:2".
+// wanted returns the devices that were named, as in "cuda:0,1,emulated:2".
 func (g *gpuChoice) wanted() ([]wanted, error) {
 	all := make(map[*gpuBackend][]int)
 	for rest, more := g.text, true; more; {
@@ -92,7 +90,7 @@ func (g *gpuChoice) wanted() ([]wanted, error) {
 		name, argument, colon := strings.Cut(part, ":")
 		i := slices.IndexFunc(gpuBackends, func(b *gpuBackend) bool { return b.kind.String() == name })
 		if i < 0 || colon && argument == "" {
-			return nil, fmt.Errorf("write auto, none, or one or several of %s", strings.Join(examples(), ", "))
+			return nil, fmt.Errorf("use auto, none, or one or several of %s", strings.Join(examples(), ", "))
 		}
 		b := gpuBackends[i]
 		if all[b] != nil {
@@ -117,7 +115,7 @@ func cutKind(text string) (part, rest string, more bool) {
 	return text, "", false
 }
 
-// examples are what --gpus may say, one for each kind.
+// examples returns an example for each kind.
 func examples() (all []string) {
 	for _, b := range gpuBackends {
 		all = append(all, b.example)
@@ -129,7 +127,7 @@ func (g *gpuChoice) String() string { return g.text }
 
 func (g *gpuChoice) Type() string { return "DEVICES" }
 
-// parseOrdinals reads "0,1"; nothing means the first device.
+// parseOrdinals reads a list such as "0,1"; "" means the first device.
 func parseOrdinals(argument string) ([]int, error) {
 	if argument == "" {
 		return []int{0}, nil
@@ -148,8 +146,8 @@ func parseOrdinals(argument string) ([]int, error) {
 	return ordinals, nil
 }
 
-// open makes the devices that were chosen, each with that much memory, 0 for a choice of gaiafs. The caller closes
-// them. noGPU says why emulated ones stand in for GPUs that nobody found.
+// open makes the chosen devices, each with that much memory; 0 lets gaiafs choose. The caller closes them. noGPU says
+// why emulated devices are used instead of GPUs, if auto found none.
 func (g *gpuChoice) open(memory int64, log *slog.Logger) (devices []gpubackend.Device, noGPU, err error) {
 	switch {
 	case g.none():
@@ -159,11 +157,11 @@ func (g *gpuChoice) open(memory int64, log *slog.Logger) (devices []gpubackend.D
 	default:
 		devices, err = g.openWanted(memory)
 	}
-	if memory != 0 && errors.Is(err, gpubackend.ErrNoMemory) { // the devices are there
+	if memory != 0 && errors.Is(err, gpubackend.ErrNoMemory) { // the devices exist
 		return nil, nil, fmt.Errorf("--gpus %s: %w", g, err)
 	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("--gpus %s cannot be had: %w; --gpus emulated:1 works everywhere", g, err)
+		return nil, nil, fmt.Errorf("--gpus %s: the devices cannot be opened: %w; --gpus emulated:1 works everywhere", g, err)
 	}
 	for _, d := range devices {
 		info := d.Info()
@@ -176,10 +174,10 @@ func (g *gpuChoice) open(memory int64, log *slog.Logger) (devices []gpubackend.D
 	return devices, noGPU, nil
 }
 
-// openWanted makes the devices that were named: all, or none.
+// openWanted makes all devices that were named, or none.
 func (g *gpuChoice) openWanted(memory int64) (devices []gpubackend.Device, err error) {
 	choice, err := g.wanted()
-	if err != nil { // Set lets only those pass that can be read
+	if err != nil { // Set accepts only what can be parsed
 		return nil, err
 	}
 	for _, w := range choice {
@@ -192,8 +190,8 @@ func (g *gpuChoice) openWanted(memory int64) (devices []gpubackend.Device, err e
 	return devices, nil
 }
 
-// openFound makes all devices of the first kind that has any. A device that cannot be opened is left out, unless that
-// is because it lacks the memory that was asked for. passed says why the kinds before were passed over.
+// openFound makes all devices of the first kind that has any. It leaves out a device that cannot be opened, but fails
+// if a device lacks the memory that was asked for. passed says why earlier kinds were passed over.
 func openFound(memory int64, log *slog.Logger) (devices []gpubackend.Device, passed, err error) {
 	for _, b := range gpuBackends {
 		var ordinals []int

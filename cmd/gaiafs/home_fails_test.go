@@ -18,7 +18,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/hungfs"
 )
 
-// diskPlace is a place whose SOURCE is an ext4 of its own, and the file that it is in.
+// diskPlace returns a place whose SOURCE is a separate ext4, and the file with that filesystem.
 func diskPlace(t *testing.T) (p place, image string) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -47,7 +47,7 @@ func (p place) mountDisk(t *testing.T, image string) {
 	t.Cleanup(func() { _ = unix.Unmount(p.source, unix.MNT_DETACH) })
 }
 
-// shutDown has every write to SOURCE fail with EIO from now on, as where its disk is gone (FS_IOC_SHUTDOWN of ext4).
+// shutDown makes every further write to SOURCE fail with EIO, as if its disk were gone (FS_IOC_SHUTDOWN of ext4).
 func (p place) shutDown(t *testing.T) {
 	t.Helper()
 	dir, err := os.Open(p.source)
@@ -60,7 +60,7 @@ func (p place) shutDown(t *testing.T) {
 	require.Zero(t, errno)
 }
 
-// makeReadOnly has ext4 find a fault, upon which it takes no more changes, also by those who have files open for
+// makeReadOnly makes ext4 find a fault. From then on it accepts no changes, not even through files that are open for
 // writing.
 func (p place) makeReadOnly(t *testing.T) {
 	t.Helper()
@@ -78,7 +78,7 @@ func unixDevice(dev uint64) string {
 	return fmt.Sprintf("%d:%d", unix.Major(dev), unix.Minor(dev))
 }
 
-// A home that fails is no other than a full one: nothing is given up but by force.
+// A home that fails is treated like a full one: only force discards bytes.
 func TestUmountRefusesWhileSourceFails(t *testing.T) {
 	for name, c := range map[string]struct {
 		fails func(p place, t *testing.T)
@@ -108,7 +108,7 @@ func TestUmountRefusesWhileSourceFails(t *testing.T) {
 	}
 }
 
-// A SOURCE that is out of sight takes bytes all the same: the daemon has it open.
+// An unmounted SOURCE still accepts bytes: the daemon has it open.
 func TestSourceThatWasUnmounted(t *testing.T) {
 	p, image := diskPlace(t)
 	s := mountAt(t, p, "--gpus=emulated:1", "--gpu-memory=64M", "--write-back-interval=1h")
@@ -122,7 +122,7 @@ func TestSourceThatWasUnmounted(t *testing.T) {
 	p.requireHome(t, "out", 3*mib)
 }
 
-// Of a file that was deleted in SOURCE nobody misses bytes.
+// Bytes of a file that was deleted in SOURCE are not missed.
 func TestSourceThatWasDeleted(t *testing.T) {
 	s := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=64M", "--write-back-interval=1h")
 	m := s.releases(t, "out", 3*mib)
@@ -133,8 +133,8 @@ func TestSourceThatWasDeleted(t *testing.T) {
 	require.Equal(t, exitOK, s.end(t))
 }
 
-// Whatever the reason, bytes that SOURCE does not take arrive once it takes them, and are named where they are given
-// up; so also where the kernel collects writes.
+// Whatever the reason, bytes that SOURCE does not accept arrive once it does, and are named when they are discarded.
+// This also holds if the kernel collects writes.
 func TestReleasedBytesOutlastAFailingSource(t *testing.T) {
 	for _, errno := range []syscall.Errno{syscall.ENOSPC, syscall.EDQUOT, syscall.EIO} {
 		for _, mode := range []string{"", "--write-back"} {
@@ -162,7 +162,7 @@ func outlast(t *testing.T, errno syscall.Errno, mode string, force bool) {
 		err = f.Sync()
 	}
 	require.ErrorIs(t, err, errno)
-	_ = f.Close() // it may say so, too
+	_ = f.Close() // close may report it, too
 	require.Equal(t, syscall.EBUSY, unix.Unmount(p.mountpoint, 0))
 	r := gaiafsCommand(t, "umount", p.mountpoint)
 	require.Equal(t, exitFailure, r.code)
@@ -186,5 +186,5 @@ func outlast(t *testing.T, errno syscall.Errno, mode string, force bool) {
 	require.NoError(t, err)
 	require.Equal(t, "again", string(got[:5]))
 	missing := 3*mib - 5 - bytes.Count(got, []byte("x"))
-	require.Contains(t, []int{0, len("by a program")}, missing, "the program's write was refused, or came late")
+	require.Contains(t, []int{0, len("by a program")}, missing, "the program's write failed, or came late")
 }

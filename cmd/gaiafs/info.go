@@ -20,10 +20,10 @@ func newInfo() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "info PATH…",
 		Short: "Show where a file is: what devices hold of it, and who maps it",
-		Long: `info shows what each device holds of a file: current is what an acquire would find up to date, stale lacks
-something that was released since, absent is not there. Memory is counted once, however many programs map it. Users who
-may not read the file are told nothing; users other than root and the one who mounted see their own programs' mappings.
---json prints a document for scripts, which docs/status.md describes.`,
+		Long: `info shows what each device holds of a file: current is what an acquire would find up to date, stale lacks something that was
+released since, absent is not there. Memory is counted once, however many programs map it. Users who may not read the file see
+nothing. Root and the user who mounted see all mappings; other users see only their own programs' mappings. --json prints a
+document for scripts, which docs/status.md describes.`,
 		Example: `  gaiafs info /mnt/data/model.safetensors
   gaiafs info --json /mnt/data/*.bin | jq '.[].holders'`,
 		Args: somePaths,
@@ -58,7 +58,7 @@ may not read the file are told nothing; users other than root and the one who mo
 	return cmd
 }
 
-// fileInfo is what is known of a file.
+// fileInfo is what `gaiafs info` shows of a file.
 type fileInfo struct {
 	Path string `json:"path"`
 	pagecache.Inspection
@@ -102,7 +102,8 @@ func newFileInfo(f target, in pagecache.Inspection) fileInfo {
 			i = len(info.Residency) - 1
 		}
 		r := &info.Residency[i]
-		// Of several holdings of a device the fullest counts: users who must not share memory have one each.
+		// If a device has several holdings of the file, show the fullest: users who must not share memory have one
+		// each.
 		if current := bytesOf(h.Resident-h.Stale, info.SizeBytes); current >= r.Current {
 			r.Current, r.Stale = current, bytesOf(h.Stale, info.SizeBytes)
 		}
@@ -114,7 +115,7 @@ func newFileInfo(f target, in pagecache.Inspection) fileInfo {
 	return info
 }
 
-// bytesOf is what so many pages are of a file, whose last page need not be whole.
+// bytesOf returns how many bytes of a file these pages have. The last page may be partial.
 func bytesOf(pages, size int64) int64 { return min(pages<<page.Shift, size) }
 
 func (i *fileInfo) print(b *strings.Builder) {
@@ -125,7 +126,7 @@ func (i *fileInfo) print(b *strings.Builder) {
 		}
 		line("size", "%s", bytesText(i.SizeBytes))
 		if len(i.Residency) == 0 && len(i.Views) == 0 {
-			line("devices", "none has anything of it")
+			line("devices", "none has any of it")
 		}
 		for _, r := range i.Residency {
 			line(fmt.Sprintf("gpu%d", r.Device), "%s", r)
@@ -154,14 +155,14 @@ func (i *fileInfo) print(b *strings.Builder) {
 			line("conflicts", "none; %s merged", count(int(merged), "page"))
 		}
 		if past := i.Counters["past_end_pages"]; past > 0 {
-			line("past end", "releases found stores past the end of the file in %s: they are not kept, make the file "+
-				"as long as what is mapped", count(int(past), "page"))
+			line("past end", "releases found stores past the end of the file in %s: they are not kept; make the file "+
+				"as long as the mapping", count(int(past), "page"))
 		}
 		if i.Error != "" {
 			line("waiting", "%s to be written back: %s", bytesText(i.WaitingBytes), i.Error)
 		}
 		if i.BusySeconds > 0 {
-			line("busy", "has not answered for %.1f s; this is what was seen last", i.BusySeconds)
+			line("busy", "has not answered for %.1f s; this is its last known state", i.BusySeconds)
 		}
 	})
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/live"
 )
 
-// jsonFields returns the fields of a type's JSON document, those of objects in it behind a dot.
+// jsonFields returns the fields of a type's JSON document. Fields of nested objects follow a dot.
 func jsonFields(of reflect.Type) (fields []string) {
 	for of.Kind() == reflect.Slice || of.Kind() == reflect.Pointer {
 		of = of.Elem()
@@ -39,8 +39,8 @@ func jsonFields(of reflect.Type) (fields []string) {
 	return fields
 }
 
-// writtenFields returns the fields that a description of JSON has, a line or more for each, by their indentation.
-// folded are those whose objects it leaves out.
+// writtenFields returns the fields in a description of JSON, in which each field has at least one line. It uses the
+// indentation. folded are fields whose objects the description leaves out.
 func writtenFields(text string) (fields, folded []string) {
 	type open struct {
 		indent int
@@ -69,12 +69,12 @@ func writtenFields(text string) (fields, folded []string) {
 	return fields, folded
 }
 
-// below reports whether a field is in an object that is one of others.
+// below reports whether a field is inside one of the objects others.
 func below(field string, others []string) bool {
 	return slices.ContainsFunc(others, func(o string) bool { return strings.HasPrefix(field, o+".") })
 }
 
-// docs/status.md has each field of the JSON documents, and no other.
+// docs/status.md lists each field of the JSON documents, and no others.
 func TestJSONIsDocumented(t *testing.T) {
 	page := text(t, "docs/status.md")
 	blocks := regexp.MustCompile("(?ms)^```\n(.*?)^```$").FindAllStringSubmatch(page, -1)

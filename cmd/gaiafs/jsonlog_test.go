@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// jsonLines has every line be a JSON object, and returns them.
+// jsonLines checks that every line is a JSON object, and returns the objects.
 func jsonLines(t *testing.T, text string) (lines []map[string]any) {
 	t.Helper()
 	for line := range strings.Lines(text) {
@@ -21,7 +21,7 @@ func jsonLines(t *testing.T, text string) (lines []map[string]any) {
 	return lines
 }
 
-// Standard error that is a log of JSON has nothing else in it, whatever the end, and says each thing once.
+// With --log-format json, standard error has only JSON, whatever the end, and says each thing once.
 func TestJSONLog(t *testing.T) {
 	p := fullPlace(t)
 	s := mountAt(t, p, "--log-format=json", "--gpus=emulated:1", "--gpu-memory=64M")
@@ -52,7 +52,7 @@ func TestJSONLog(t *testing.T) {
 	require.Contains(t, lines[len(lines)-1]["error"], "does not exist")
 }
 
-// In a log of text, too, the last line says why, and nothing says it again.
+// A text log, too, ends with the reason, which is not repeated.
 func TestLastLineOfTheLog(t *testing.T) {
 	p := fullPlace(t)
 	s := mountAt(t, p, "--gpus=emulated:1", "--gpu-memory=64M")

@@ -10,13 +10,13 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// listFile is the value of a setting that names a TOML file: the file, and the list that it has.
+// listFile is the value of a setting that names a TOML file: the path and the list in the file.
 type listFile[T any] struct {
 	path string
 	list []T
 }
 
-// read reads the file of what; "none" stands for no file.
+// read reads the file. what names its contents in errors. "none" stands for no file.
 func (f *listFile[T]) read(path, what string, parse func(text string) ([]T, error)) error {
 	if path == "" || path == "none" {
 		*f = listFile[T]{}
@@ -28,7 +28,7 @@ func (f *listFile[T]) read(path, what string, parse func(text string) ([]T, erro
 	}
 	content, err := os.ReadFile(at)
 	if err != nil {
-		return fmt.Errorf("the file of %s cannot be read: %w", what, err)
+		return fmt.Errorf("the %s file cannot be read: %w", what, err)
 	}
 	list, err := parse(string(content))
 	if err != nil {
@@ -41,7 +41,7 @@ func (f *listFile[T]) read(path, what string, parse func(text string) ([]T, erro
 func (f *listFile[T]) String() string { return cmp.Or(f.path, "none") }
 func (f *listFile[T]) Type() string   { return "FILE" }
 
-// decodeTOML decodes a file's text. An error names the line, or what is not known; known says what is.
+// decodeTOML decodes the text of a file. Its error names the line or the unknown key. known lists the known keys.
 func decodeTOML(text string, into any, known string) error {
 	file, err := toml.Decode(text, into)
 	if err != nil {

@@ -18,20 +18,20 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend/emulated"
 )
 
-// Settings that change while the mount is in use, by `gaiafs set`.
+// Settings that `gaiafs set` changes while the mount is in use.
 
-// liveSetting is one of them.
+// liveSetting is one such setting.
 type liveSetting struct {
 	name string // of the flag
-	// check says why the value is not possible now. nil: nothing is wrong with what the flag takes.
+	// check says why the value cannot be set now. nil: any value that the flag accepts is fine.
 	check func(s *service, next *settings) error
-	// apply puts the value in force. It may block until memory is free.
+	// apply makes the value effective. It may block until memory is free.
 	apply func(ctx context.Context, s *service, next *settings) error
-	// note says for people what there is to know about the value; "" for nothing. nil: never anything.
+	// note returns a remark on the value for the user, or "". nil: there is never one.
 	note func(s *service) string
 }
 
-// liveSettings are in the order in which people want to see them.
+// liveSettings are in the order in which they are shown.
 var liveSettings = []liveSetting{
 	{name: "gpu-memory", check: checkBudget, note: budgetNote,
 		apply: func(ctx context.Context, s *service, next *settings) error {
@@ -73,7 +73,7 @@ var liveSettings = []liveSetting{
 		}},
 }
 
-// liveNames lists them.
+// liveNames lists the names of live settings.
 func liveNames() (names []string) {
 	for _, l := range liveSettings {
 		names = append(names, l.name)
@@ -96,16 +96,16 @@ func checkBudget(s *service, next *settings) error {
 	case len(s.cache.Devices()) == 0:
 		return errors.New("the mount has no devices (--gpus none)")
 	case bytes == 0 && s.plan.gpuMemory.size != 0:
-		return errors.New("auto is for a mount that was made with it; write a size as 512M, 1.5G or 2GiB")
+		return errors.New("auto works only on a mount that was started with it; give a size such as 512M, 1.5G or 2GiB")
 	case bytes == 0:
 		return nil
 	case bytes < emulated.Granularity:
-		return fmt.Errorf("%d bytes are too little: a device needs %dMiB at least", bytes, emulated.Granularity>>20)
+		return fmt.Errorf("%d bytes are too few: a device needs at least %dMiB", bytes, emulated.Granularity>>20)
 	}
 	return s.cache.CheckBudget(bytes)
 }
 
-// budgetNote says what a live budget is, and what is used beyond a budget.
+// budgetNote gives the sizes of live budgets, and what is still used beyond a budget.
 func budgetNote(s *service) string {
 	var notes []string
 	live := s.settingsNow().gpuMemory.size == 0
@@ -114,16 +114,16 @@ func budgetNote(s *service) string {
 			notes = append(notes, fmt.Sprintf("gpu%d has %s: %s", d.Device, bytesText(d.MemoryBytes), d.MemoryWhy))
 		}
 		if d.UsedBytes > d.MemoryBytes {
-			notes = append(notes, fmt.Sprintf("gpu%d still has %s, until programs give back what they map", d.Device,
+			notes = append(notes, fmt.Sprintf("gpu%d still uses %s, until programs unmap it", d.Device,
 				bytesText(d.UsedBytes)))
 		}
 	}
 	return strings.Join(notes, "; ")
 }
 
-// liveState is what the settings of a mount are now.
+// liveState is the present settings of a mount.
 type liveState struct {
-	changing sync.Mutex // held by who changes something
+	changing sync.Mutex // held while settings are changed
 	mu       sync.Mutex
 	now      settings // protected by mu
 }
@@ -132,17 +132,17 @@ type liveState struct {
 type settingState struct {
 	Name  string `json:"name"`
 	Value string `json:"value"`
-	// Before is the value before, where it was changed just now.
+	// Before is the previous value, if this call changed it.
 	Before string `json:"before,omitempty"`
 	Note   string `json:"note,omitempty"`
 }
 
-// settingStates is that answer. docs/status.md documents it.
+// settingStates is the whole answer. docs/status.md documents it.
 type settingStates struct {
 	Settings []settingState `json:"settings"`
 }
 
-// errnoError is an error for a client: what to act on, and a sentence.
+// errnoError is an error for a client: an errno to act on, and a sentence.
 type errnoError struct {
 	syscall.Errno
 	text string
@@ -155,7 +155,7 @@ func invalid(format string, args ...any) error {
 	return &errnoError{syscall.EINVAL, fmt.Sprintf(format, args...)}
 }
 
-// serveSet changes settings, all of them or none.
+// serveSet changes settings: all of them, or none if one is refused by its check.
 func (s *service) serveSet(ctx context.Context, r control.SetRequest) ([]byte, error) {
 	s.live.changing.Lock()
 	defer s.live.changing.Unlock()
@@ -179,13 +179,13 @@ func (s *service) serveSet(ctx context.Context, r control.SetRequest) ([]byte, e
 		}
 		s.log.Info("a setting was changed", "setting", l.name, "value", flags.Lookup(l.name).Value.String())
 		s.live.mu.Lock()
-		_ = s.live.now.flags().Set(l.name, texts[l.name]) // next took it
+		_ = s.live.now.flags().Set(l.name, texts[l.name]) // next accepted it
 		s.live.mu.Unlock()
 	}
 	return json.Marshal(s.settingStates(&before))
 }
 
-// chooseSettings sets what the texts say, NAME=VALUE each. It returns what is to be put in force, and the values.
+// chooseSettings sets flags from texts of the form NAME=VALUE. It returns the settings to apply and their values.
 func chooseSettings(flags *pflag.FlagSet, texts []string) (chosen []liveSetting, values map[string]string, err error) {
 	values = make(map[string]string)
 	for _, text := range texts {
@@ -196,10 +196,10 @@ func chooseSettings(flags *pflag.FlagSet, texts []string) (chosen []liveSetting,
 		i := slices.IndexFunc(liveSettings, func(l liveSetting) bool { return l.name == name })
 		switch {
 		case i < 0 && flags.Lookup(name) != nil:
-			return nil, nil, invalid("%s is chosen when the mount is made; these can be changed later: %s", name,
+			return nil, nil, invalid("%s is fixed when the mount is made; these can be changed: %s", name,
 				strings.Join(liveNames(), ", "))
 		case i < 0:
-			return nil, nil, invalid("there is no setting %q that can be changed; these can: %s", name,
+			return nil, nil, invalid("there is no setting %q; these can be changed: %s", name,
 				strings.Join(liveNames(), ", "))
 		case slices.Contains(slices.Collect(maps.Keys(values)), name):
 			return nil, nil, invalid("%s is given twice", name)
@@ -212,7 +212,7 @@ func chooseSettings(flags *pflag.FlagSet, texts []string) (chosen []liveSetting,
 	return chosen, values, nil
 }
 
-// settingError says of which setting an error is. EINVAL stands for one without an errno.
+// settingError adds the setting's name to an error. An error without an errno gets EINVAL.
 func settingError(name string, err error) error {
 	var errno syscall.Errno
 	if !errors.As(err, &errno) {
@@ -221,14 +221,14 @@ func settingError(name string, err error) error {
 	return &errnoError{errno, fmt.Sprintf("%s: %v", name, err)}
 }
 
-// settingsNow returns a copy of what the settings are.
+// settingsNow returns a copy of the present settings.
 func (s *service) settingsNow() settings {
 	s.live.mu.Lock()
 	defer s.live.mu.Unlock()
 	return s.live.now
 }
 
-// settingStates describes the settings that can be changed. before is what they were, or nil.
+// settingStates describes the live settings. before is their previous state, or nil.
 func (s *service) settingStates(before *settings) settingStates {
 	now := s.settingsNow()
 	flags := now.flags()
@@ -248,7 +248,8 @@ func (s *service) settingStates(before *settings) settingStates {
 	return all
 }
 
-// describeSettings returns the values of the settings that can be changed, and which of them are not as mounted.
+// describeSettings returns the values of the live settings, and the names of those that differ from the start of the
+// mount.
 func (s *service) describeSettings() (values map[string]string, changed []string) {
 	now, mounted, values := s.settingsNow(), *s.plan.settings, make(map[string]string)
 	flags, first := now.flags(), mounted.flags()

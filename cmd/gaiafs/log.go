@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openLog opens a log file to append to.
+// openLog opens a log file for appending.
 func openLog(path string) (*os.File, error) {
 	f, err := openNotPlanted(path)
 	if err != nil {
@@ -28,12 +28,12 @@ func makeLog(path string) (f *os.File, unmake func(), err error) {
 	}
 	return f, func() {
 		if errors.Is(missing, os.ErrNotExist) {
-			_ = os.Remove(path) // it is a small file of no use
+			_ = os.Remove(path) // a short file that nobody needs
 		}
 	}, nil
 }
 
-// makeDirectories is os.MkdirAll. unmake removes the directories that this call made, as far as they are empty.
+// makeDirectories is os.MkdirAll. unmake removes the directories that this call made and that are empty.
 func makeDirectories(dir string, mode os.FileMode) (unmake func(), err error) {
 	var missing []string
 	for d := dir; d != filepath.Dir(d); d = filepath.Dir(d) {
@@ -44,14 +44,14 @@ func makeDirectories(dir string, mode os.FileMode) (unmake func(), err error) {
 	}
 	return func() {
 		for _, d := range missing {
-			_ = os.Remove(d) // others may use it by now
+			_ = os.Remove(d) // others may use it by now; then this fails
 		}
 	}, os.MkdirAll(dir, mode)
 }
 
-// openNotPlanted opens a file to append to, or makes it. In a directory where everybody may make files, as /tmp, it
-// refuses what another user made before: a link that leads to one of our files, or a file that he reads. The kernel
-// does the same where fs.protected_symlinks and its like are set (proc_sys_fs(5)).
+// openNotPlanted opens a file for appending, or creates it. In a directory where every user may create files, such as
+// /tmp, it refuses what another user created before: a link to one of our files, or a file that the other user can
+// read. The kernel does the same if fs.protected_symlinks and the like are set (proc_sys_fs(5)).
 func openNotPlanted(path string) (*os.File, error) {
 	nofollow := unix.O_NOFOLLOW
 	if st, err := os.Lstat(path); err == nil {
@@ -66,7 +66,7 @@ func openNotPlanted(path string) (*os.File, error) {
 	if err != nil || nofollow == 0 {
 		return f, err
 	}
-	st, err := f.Stat() // of what is there now
+	st, err := f.Stat() // the file that was opened
 	if err == nil {
 		err = planted(path, st)
 	}
@@ -77,7 +77,8 @@ func openNotPlanted(path string) (*os.File, error) {
 	return f, nil
 }
 
-// planted returns an error if st, which is at path, is another user's, and where it is everybody may make files.
+// planted returns an error if st, which is at path, belongs to another user and lies in a directory where every user
+// may create files.
 func planted(path string, st os.FileInfo) error {
 	dir, err := os.Stat(filepath.Dir(path))
 	if err != nil {
@@ -88,5 +89,5 @@ func planted(path string, st os.FileInfo) error {
 	if !everybody || int(owner) == os.Geteuid() || owner == dir.Sys().(*syscall.Stat_t).Uid {
 		return nil
 	}
-	return errors.New(path + " was made by user " + fmt.Sprint(owner) + ", where everybody may")
+	return errors.New(path + " was made by user " + fmt.Sprint(owner) + " in a folder where every user may make files")
 }

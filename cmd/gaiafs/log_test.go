@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A log is not written where another user wants it, but follows links of one's own.
+// A log is not written to a file that another user planted, but follows the user's own links.
 func TestLogsOfOthersAreRefused(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to make what belongs to another user")

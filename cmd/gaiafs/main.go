@@ -36,28 +36,28 @@ func main() {
 	os.Exit(run(os.Args[1:]))
 }
 
-// nameProcess gives the process the name that ps and top show where it was started through /proc/self/exe: the kernel
-// calls it exe. What the process starts before the first goroutine takes the name over.
+// nameProcess sets the name that ps and top show, if the process was started through /proc/self/exe: the kernel calls
+// it exe. Threads and processes started later inherit the name.
 func nameProcess() {
 	const comm = "/proc/self/comm" // proc_pid_comm(5)
 	if name, err := os.ReadFile(comm); err == nil && strings.TrimSpace(string(name)) == "exe" {
-		_ = os.WriteFile(comm, []byte("gaiafs"), 0) // without it the name is ugly, and no more
+		_ = os.WriteFile(comm, []byte("gaiafs"), 0) // if this fails, only the name is ugly
 	}
 }
 
-// usageError is a mistake in the command line, the environment or a configuration file.
+// usageError is an error in the command line, the environment or a configuration file.
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
 
-// loggedError is one whose words are on standard error already, as the last line of the log.
+// loggedError is an error that is already on standard error, as the last line of the log.
 type loggedError struct{ error }
 
 func (e loggedError) Unwrap() error { return e.error }
 
 func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
-// sink is standard output. It keeps the first error of a write, since commands print most of what they say unchecked.
+// sink is standard output. It keeps the first error of a write, because commands do not check most of their prints.
 type sink struct {
 	io.Writer
 	failed error
@@ -69,7 +69,7 @@ func (s *sink) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// beneath returns standard output itself, for those who ask what it is or for whom it may fail.
+// beneath returns standard output itself, for callers that check what it is or ignore its errors.
 func beneath(out io.Writer) io.Writer {
 	if s, ok := out.(*sink); ok {
 		return s.Writer
@@ -96,7 +96,7 @@ func run(args []string, in io.Reader, out, errs io.Writer) int {
 	if errors.As(err, &logged) {
 		return exitFailure
 	}
-	text := strings.TrimPrefix(err.Error(), "gaiafs: ") // the client library's begin so
+	text := strings.TrimPrefix(err.Error(), "gaiafs: ") // errors of the client library begin like this
 	fmt.Fprintf(errs, "gaiafs: %s\n", withoutControls(text))
 	var usage usageError
 	if errors.As(err, &usage) {
@@ -106,7 +106,8 @@ func run(args []string, in io.Reader, out, errs io.Writer) int {
 	return exitFailure
 }
 
-// withoutControls escapes what a terminal would take for a command: errors of the system name files as they are.
+// withoutControls escapes control characters, which a terminal would obey: the system's errors contain file names
+// unchanged.
 func withoutControls(text string) string {
 	var b strings.Builder
 	for _, r := range text {
@@ -158,7 +159,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage.`,
 	return root
 }
 
-// noCommand is the error for a name of which parent has no command.
+// noCommand returns the error for a name that is no command of parent.
 func noCommand(parent *cobra.Command, name string) error {
 	full := name
 	if parent.HasParent() {
@@ -171,7 +172,7 @@ func noCommand(parent *cobra.Command, name string) error {
 	return usagef("%s", text)
 }
 
-// newHelp takes the place of cobra's help command, which takes a command that does not exist for no mistake.
+// newHelp replaces cobra's help command, which accepts commands that do not exist.
 func newHelp() *cobra.Command {
 	return &cobra.Command{
 		Use:     "help [COMMAND]",
@@ -186,7 +187,7 @@ func newHelp() *cobra.Command {
 			if len(rest) > 0 {
 				return noCommand(of, rest[0])
 			}
-			of.InitDefaultHelpFlag() // as if it were run
+			of.InitDefaultHelpFlag() // as if the command were run
 			return of.Help()
 		},
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, begin string) (names []string,
@@ -203,7 +204,7 @@ func newHelp() *cobra.Command {
 	}
 }
 
-// arguments checks that a command has exactly those arguments.
+// arguments checks that a command has exactly these arguments.
 func arguments(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) == len(names) {

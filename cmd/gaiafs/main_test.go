@@ -26,7 +26,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
-// asMain makes this binary the command itself: the tests run it in processes of its own.
+// asMain makes this binary run as the command itself: tests start it in separate processes.
 const asMain = "GAIAFS_TEST_AS_MAIN"
 
 func TestMain(m *testing.M) {
@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 	}
 	testmount.Main()
 	hungfs.Main()
-	// Everything that the tests make is in a directory of their own, so that a mount there is one that this run left.
+	// Everything that the tests make is in one directory, so that a mount there is known to be a leftover of this run.
 	dir, err := os.MkdirTemp("", "gaiafs-cmd")
 	if err == nil {
 		dir, err = filepath.EvalSymlinks(dir)
@@ -73,7 +73,7 @@ func leftMounts(dir string) (left []string) {
 	return left
 }
 
-// command returns a gaiafs to be run, with no settings but those of the test.
+// command returns a gaiafs command that has no settings but those of the test.
 func command(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe", args...)
@@ -104,7 +104,7 @@ func gaiafsCommand(t *testing.T, args ...string) result {
 	return execute(t, command(t, args...))
 }
 
-// place has the directories of a mount to be.
+// place has the directories of a future mount.
 type place struct {
 	source, mountpoint, log string
 }
@@ -132,7 +132,7 @@ func newPlace(t *testing.T) place {
 	return p
 }
 
-// serving is a mount in the foreground of a process.
+// serving is a mount in the foreground of a separate process.
 type serving struct {
 	place
 	cmd *exec.Cmd
@@ -140,13 +140,13 @@ type serving struct {
 	copied chan struct{}
 }
 
-// mountForeground starts "gaiafs mount" and waits until it says that it mounted.
+// mountForeground starts "gaiafs mount" and waits until it reports the mount.
 func mountForeground(t *testing.T, flags ...string) *serving {
 	t.Helper()
 	return mountAt(t, newPlace(t), flags...)
 }
 
-// mountAt is mountForeground at a place.
+// mountAt is mountForeground at a given place.
 func mountAt(t *testing.T, p place, flags ...string) *serving {
 	t.Helper()
 	cmd := command(t, append(append([]string{"mount"}, flags...), p.source, p.mountpoint)...)
@@ -164,7 +164,7 @@ func mountAt(t *testing.T, p place, flags ...string) *serving {
 		}
 	}
 	t.Cleanup(func() {
-		_ = cmd.Process.Kill() // it should be gone
+		_ = cmd.Process.Kill() // normally it has ended
 	})
 	s := &serving{p, cmd, make(chan struct{})}
 	go func() {
@@ -206,17 +206,17 @@ func TestCommandUsage(t *testing.T) {
 		{[]string{"mount"}, "needs SOURCE and MOUNTPOINT; 0 arguments were given"},
 		{[]string{"mount", "a"}, "1 argument was given"},
 		{[]string{"mount", "--frobnicate", "a", "b"}, "unknown flag: --frobnicate"},
-		{[]string{"mount", "--gpus=quantum", "a", "b"}, "write auto, none, or one or several of cuda:0,1, emulated:2"},
+		{[]string{"mount", "--gpus=quantum", "a", "b"}, "use auto, none, or one or several of cuda:0,1, emulated:2"},
 		{[]string{"mount", "--gpus=emulated:161", "a", "b"}, "from 1 to 160"},
-		{[]string{"mount", "--gpu-memory=much", "a", "b"}, "is no size; write one as 512M"},
+		{[]string{"mount", "--gpu-memory=much", "a", "b"}, "is not a size; write one such as 512M"},
 		{[]string{"mount", "--write-back-interval=0s", "a", "b"}, "too short"},
 		{[]string{"mount", "--log-level=loud", "a", "b"}, "none of debug, info, warn, error"},
 		{[]string{"mount", "--socket=here", "a", "b"}, "--socket here: the path must be absolute"},
 		{[]string{"mount", "--socket=/" + strings.Repeat("x", 103), "a", "b"},
 			"has 104 bytes and at most 103 are possible: choose a shorter one"},
 		{[]string{"mount", "--gpus=emulated:1", "--gpu-memory=1", "a", "b"},
-			"--gpu-memory is 1 bytes, and a device needs 2MiB at least; leave it out to have gaiafs choose"},
-		{[]string{"mount", "--gpu-memory=2047K", "a", "b"}, "a device needs 2MiB at least"},
+			"--gpu-memory is 1 bytes, but a device needs at least 2MiB; leave it out to have gaiafs choose"},
+		{[]string{"mount", "--gpu-memory=2047K", "a", "b"}, "a device needs at least 2MiB"},
 		{[]string{"mount", "--host-memory=1", "a", "b"}, "--host-memory is 1 bytes, and the least is 1MiB: "},
 		{[]string{"help", "bogus"}, `there is no command "bogus"`},
 		{[]string{"help", "mont"}, `did you mean mount or umount?`},
@@ -295,7 +295,7 @@ func TestCommandRefusesBadPlaces(t *testing.T) {
 		}
 	}
 	r := gaiafsCommand(t, "mount", "--gpus=cuda:0", p.source, p.mountpoint)
-	if r.code == exitFailure { // where there is a CUDA device, and support for it, TestCommandDaemon is the test
+	if r.code == exitFailure { // if there is a usable CUDA device, TestCommandDaemon tests this
 		require.Contains(t, r.err, "--gpus emulated:1 works everywhere")
 	}
 }
@@ -304,7 +304,7 @@ func TestCommandDaemon(t *testing.T) {
 	p := newPlace(t)
 	cmd := command(t, "mount", "--daemon", "--log-file", "../log", "--gpus", "emulated:2", "--gpu-memory", "64M",
 		"../source", "--", "../mnt")
-	cmd.Dir = p.source // relative paths are those of the caller
+	cmd.Dir = p.source // relative paths are relative to the caller
 	r := execute(t, cmd)
 	require.Equal(t, exitOK, r.code, r.err)
 	require.Equal(t, p.mountpoint+" shows "+p.source+"; emulated devices, as --gpus says: gpu0 (host memory, 64 MiB), "+
@@ -349,7 +349,7 @@ func TestCommandDaemon(t *testing.T) {
 
 	again := gaiafsCommand(t, "mount", "--daemon", "--log-file", p.log, p.source, p.mountpoint)
 	require.Equal(t, exitFailure, again.code)
-	require.Contains(t, again.err, "already: unmount it")
+	require.Contains(t, again.err, "is already a mountpoint of gaiafs: unmount it")
 
 	busy := gaiafsCommand(t, "umount", p.mountpoint)
 	require.Equal(t, exitFailure, busy.code)
@@ -380,13 +380,13 @@ func TestCommandDaemon(t *testing.T) {
 	require.Contains(t, down.err, "is not a mountpoint of gaiafs")
 }
 
-// runs reports whether a process has not ended; one that nobody has waited for has.
+// runs reports whether a process has not ended. A zombie has ended.
 func runs(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err == nil && !strings.Contains(string(stat), ") Z ")
 }
 
-// What a lost device took with it is shown, for people and for scripts.
+// status shows what was lost with a device, as text and as JSON.
 func TestCommandStatusOfALostDevice(t *testing.T) {
 	m := testmount.Start(t, testmount.Options{Faulty: true, WriteBackInterval: time.Hour})
 	path := m.Path("out.raw")
@@ -424,7 +424,7 @@ func TestCommandStatusOfALostDevice(t *testing.T) {
 	require.ErrorContains(t, m.Wait(time.Minute), "released bytes of out.raw were lost with device 0")
 }
 
-// losses returns that part of a status.
+// losses returns the part of a status about losses.
 func losses(t *testing.T, status string) string {
 	t.Helper()
 	var s struct{ Losses json.RawMessage }
@@ -442,7 +442,7 @@ func TestCommandStatusElsewhere(t *testing.T) {
 }
 
 func TestCommandEndsOnSignals(t *testing.T) {
-	// Signals that this process ignores, as under nohup, its children would ignore too.
+	// If this process ignored these signals, as under nohup, its children would ignore them too.
 	caught := make(chan os.Signal, 1)
 	signal.Notify(caught, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
 	defer signal.Stop(caught)
@@ -473,8 +473,8 @@ func (p *place) predecessor(t *testing.T, number int) *net.UnixListener {
 	return l
 }
 
-// TestCommandMountsAfterUmount mounts where the daemon of an earlier mount has not yet ended. Its place is taken by a
-// socket that is closed when the new mount has looked at it.
+// TestCommandMountsAfterUmount mounts while the daemon of an earlier mount has not yet ended. A socket stands in for
+// that daemon. It is closed when the new mount has looked at it.
 func TestCommandMountsAfterUmount(t *testing.T) {
 	p := newPlace(t)
 	old := p.predecessor(t, 0)
@@ -492,8 +492,8 @@ func TestCommandMountsAfterUmount(t *testing.T) {
 	require.Zero(t, gaiafsCommand(t, "umount", p.mountpoint).code)
 }
 
-// TestCommandMountsWhileAnotherGoesOn mounts where the daemon of an earlier mount does not end, since that is still
-// mounted in another mount namespace. Programs map files of the new one.
+// TestCommandMountsWhileAnotherGoesOn mounts while the daemon of an earlier mount does not end, because that mount
+// still exists in another mount namespace. Programs map files of the new mount.
 func TestCommandMountsWhileAnotherGoesOn(t *testing.T) {
 	p := newPlace(t)
 	old := p.predecessor(t, 0)
@@ -514,8 +514,8 @@ func TestCommandMountsWhileAnotherGoesOn(t *testing.T) {
 	require.Contains(t, string(log), "the daemon of an earlier mount here goes on")
 }
 
-// TestCommandRemovesSocketsOfKilledDaemons mounts where one daemon of an earlier mount was killed and another still
-// serves.
+// TestCommandRemovesSocketsOfKilledDaemons mounts after one daemon of an earlier mount was killed, while another one
+// still serves.
 func TestCommandRemovesSocketsOfKilledDaemons(t *testing.T) {
 	p := newPlace(t)
 	killed, serves := control.DefaultSocket(p.mountpoint, 1), control.DefaultSocket(p.mountpoint, 2)
@@ -541,7 +541,7 @@ func TestCommandReleasesForClientsWhenItEnds(t *testing.T) {
 	require.NoError(t, f.Close())
 	copy(m.Bytes()[100:], "never released")
 	s.signal(t, syscall.SIGTERM)
-	// The mapping keeps the mount in use, so the daemon detaches it and goes on for our sake.
+	// The mapping keeps the mount in use, so the daemon detaches it and goes on for this program.
 	require.Eventually(t, func() bool {
 		mounted, err := fs.IsMount(s.mountpoint)
 		return err == nil && !mounted
@@ -570,7 +570,7 @@ func TestCommandSecondSignalForces(t *testing.T) {
 		return err == nil && !mounted
 	}, 20*time.Second, time.Millisecond)
 	_, err = f.WriteString(" after it was detached")
-	require.NoError(t, err, "it serves those who have files open")
+	require.NoError(t, err, "it still serves open files")
 	s.signal(t, syscall.SIGTERM)
 	require.Equal(t, exitFailure, s.end(t))
 	_, err = f.WriteString("lost")
@@ -694,7 +694,8 @@ func TestCommandPassthrough(t *testing.T) {
 	}
 }
 
-// TestStandardOutputFails: what cannot be said is a failure, of commands that print unchecked, too.
+// TestStandardOutputFails: a failed write to standard output is a failure, also of commands that do not check their
+// prints.
 func TestStandardOutputFails(t *testing.T) {
 	s := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=16M")
 	path := filepath.Join(s.mountpoint, "file")

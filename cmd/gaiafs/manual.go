@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra/doc"
 )
 
-// newManual is for who makes packages: the manual pages say what --help does.
+// newManual makes a hidden command for packagers. The manual pages contain the text of --help.
 func newManual() *cobra.Command {
 	return &cobra.Command{
 		Use:               "manual DIRECTORY",
@@ -38,7 +38,7 @@ func newManual() *cobra.Command {
 	}
 }
 
-// eachCommand calls fn for a command and those below it that --help shows.
+// eachCommand calls fn for a command and for all commands below it that --help shows.
 func eachCommand(c *cobra.Command, fn func(*cobra.Command) error) error {
 	if err := fn(c); err != nil {
 		return err
@@ -53,12 +53,12 @@ func eachCommand(c *cobra.Command, fn func(*cobra.Command) error) error {
 	return nil
 }
 
-// options are those of a page as cobra writes them: what is said of one would go on in its line.
+// options matches the options of a page as cobra writes them. In that form an option and its description share a line.
 var options = regexp.MustCompile(`(?m)^(?:\.PP\n)?(\\fB-.*)\n\t`)
 
 // writeManual writes the page of one command.
 func writeManual(c *cobra.Command, to io.Writer) error {
-	c.DisableAutoGenTag = true // it has the date
+	c.DisableAutoGenTag = true // it contains the date
 	c.InitDefaultHelpFlag()
 	long := c.Long
 	if long == "" {
@@ -67,8 +67,8 @@ func writeManual(c *cobra.Command, to io.Writer) error {
 	if c.HasParent() {
 		long += "\n\ngaiafs(1) lists the other commands."
 	} else {
-		long += "\n\nEach command has a page of its own, such as gaiafs-mount(1), which has the settings. mount.fuse.gaiafs(8) " +
-			"says what belongs into /etc/fstab."
+		long += "\n\nEach command has its own page, such as gaiafs-mount(1), which lists the settings. mount.fuse.gaiafs(8) " +
+			"describes entries of /etc/fstab."
 	}
 	defer func(before string) { c.Long = before }(c.Long)
 	c.Long = escapeMarkdown(long)
@@ -87,7 +87,7 @@ func writeManual(c *cobra.Command, to io.Writer) error {
 	return nil
 }
 
-// escapeMarkdown keeps the text of a command from being taken for markup.
+// escapeMarkdown escapes characters of a command's text that would be markup.
 func escapeMarkdown(text string) string {
 	return strings.NewReplacer("_", `\_`, "*", `\*`, "<", `\<`, "~", `\~`, "`", "\\`").Replace(text)
 }

@@ -10,32 +10,32 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// hostShare is the part of the machine's memory that base copies may take where nobody says: programs that write one
-// file of a few GiB on several devices are not to be slowed down by it, and others not to notice.
+// hostShare: by default, base copies may take one part in hostShare of the machine's memory. That is enough for
+// programs that write a file of a few GiB on several devices, and too little to disturb other programs.
 const hostShare = 16
 
-// leastHostMemory is the least that --host-memory may be.
+// leastHostMemory is the smallest value of --host-memory.
 const leastHostMemory = 1 << 20
 
-// cgroupLimit has the memory that the control group of this process may use (cgroup v2, memory.max).
+// cgroupLimit is a file with the memory limit of this process's control group (cgroup v2, memory.max).
 const cgroupLimit = "/sys/fs/cgroup/memory.max"
 
-// pinnedShare is how many times defaultHostMemory may be pinned for what devices have no room for.
+// pinnedShare times defaultHostMemory may be pinned for what does not fit on devices.
 const pinnedShare = 4
 
-// defaultHostMemory is a sixteenth of the memory that this process may use, and no less than pagecache's own default.
+// defaultHostMemory is a sixteenth of the memory that this process may use, and at least pagecache's own default.
 func defaultHostMemory(memoryMax string) size {
 	return max(size(hostMemory(memoryMax)/hostShare)&^(1<<20-1), pagecache.DefaultHostMemory)
 }
 
-// hostMemory is the memory that this process may use at most, in bytes.
+// hostMemory returns the memory that this process may use at most, in bytes.
 func hostMemory(memoryMax string) int64 {
 	var machine unix.Sysinfo_t
 	if unix.Sysinfo(&machine) != nil {
 		return availableMemory()
 	}
 	most := int64(machine.Totalram) * int64(machine.Unit)
-	// In a container the limit is that of its control group.
+	// In a container, the limit of its control group applies.
 	if text, err := os.ReadFile(memoryMax); err == nil {
 		if limit, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil {
 			most = min(most, limit)
@@ -44,13 +44,14 @@ func hostMemory(memoryMax string) int64 {
 	return most
 }
 
-// emulatedMemory shares half of the available host memory among n devices, within reasonable bounds.
+// emulatedMemory divides half of the available host memory among n devices, within bounds.
 func emulatedMemory(available int64, n int) int64 {
 	const least, most = 64 << 20, 4 << 30
 	return min(max(available/2/int64(n), least), most)
 }
 
-// availableMemory is what programs can have without swapping, in bytes; a careful guess where the kernel does not say.
+// availableMemory returns how much memory programs can get without swapping, in bytes. If the kernel does not say, it
+// returns a careful guess.
 func availableMemory() int64 {
 	const guess = 1 << 30
 	b, err := os.ReadFile("/proc/meminfo")

@@ -12,7 +12,7 @@ import (
 func (m *mountPlan) checkMetrics() (err error) {
 	if m.metricsToken != "" {
 		if m.metrics == "" {
-			return usagef("--metrics-token-file is without effect unless --metrics says where to serve metrics")
+			return usagef("--metrics-token-file has no effect without --metrics")
 		}
 		if m.metricsToken, err = filepath.Abs(m.metricsToken); err != nil {
 			return err
@@ -26,16 +26,16 @@ func (m *mountPlan) checkMetrics() (err error) {
 		return usagef("--metrics: %w", err)
 	}
 	if !loopback && m.metricsToken == "" {
-		return usagef("--metrics %s can be reached from other machines: say with --metrics-token-file who may ask, or "+
+		return usagef("--metrics %s can be reached from other machines: protect it with --metrics-token-file, or "+
 			"serve this machine only, at 127.0.0.1:PORT", m.metrics)
 	}
 	return nil
 }
 
-// stranger is who asks without a token: somebody on this machine.
+// stranger is the viewer behind a request without a token: any user of this machine.
 var stranger = control.Viewer{User: math.MaxUint32}
 
-// listenMetrics serves metrics where --metrics says, and returns nil where it says nothing.
+// listenMetrics serves metrics at the address of --metrics. It returns nil if there is none.
 func (s *service) listenMetrics() (*monitor.Server, error) {
 	if s.plan.metrics == "" {
 		return nil, nil
@@ -59,7 +59,7 @@ func (s *service) closeMetrics() {
 	}
 }
 
-// snapshot is the status as package monitor shows it: with names of files only where a token is needed.
+// snapshot returns the status for package monitor. It has names of files only if a token is required.
 func (s *service) snapshot() monitor.Snapshot {
 	document := s.status()
 	shown := document

@@ -17,7 +17,7 @@ import (
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 )
 
-// served returns what a mount answers at a path of its metrics.
+// served returns the answer of a mount's metrics server at a path.
 func (s *serving) served(t *testing.T, path, token string) (int, string) {
 	t.Helper()
 	document, err := gaiafs.Status(s.mountpoint)
@@ -37,7 +37,7 @@ func (s *serving) served(t *testing.T, path, token string) (int, string) {
 	return answer.StatusCode, string(body)
 }
 
-// useDevice has a device hold what it released into a new file.
+// useDevice stores into a new file on a device and releases it.
 func (s *serving) useDevice(t *testing.T, name string) *gaiafs.Mapping {
 	t.Helper()
 	path := filepath.Join(s.mountpoint, name)
@@ -54,7 +54,7 @@ func (s *serving) useDevice(t *testing.T, name string) *gaiafs.Mapping {
 	return m
 }
 
-// TestMetricsOfAMount asks a mount for its metrics, its document and its page, without a token and with one.
+// TestMetricsOfAMount reads a mount's metrics, document and page, with and without a token.
 func TestMetricsOfAMount(t *testing.T) {
 	const token = "0123456789abcdef"
 	path := filepath.Join(t.TempDir(), "token")
@@ -98,7 +98,7 @@ func TestMetricsOfAMount(t *testing.T) {
 	}
 }
 
-// TestMetricsThatCannotBeServed: nothing is mounted then, and the error says why.
+// TestMetricsThatCannotBeServed: nothing is mounted, and the error says why.
 func TestMetricsThatCannotBeServed(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -115,7 +115,7 @@ func TestMetricsThatCannotBeServed(t *testing.T) {
 		{[]string{"--daemon", "--metrics=" + l.Addr().String()}, exitFailure, "another program listens there"},
 		{[]string{"--metrics=0.0.0.0:0"}, exitUsage, "--metrics-token-file"},
 		{[]string{"--metrics=9400"}, exitUsage, "127.0.0.1:9400"},
-		{[]string{"--metrics-token-file=" + short}, exitUsage, "without effect"},
+		{[]string{"--metrics-token-file=" + short}, exitUsage, "has no effect"},
 		{[]string{"--metrics=127.0.0.1:0", "--metrics-token-file=" + short}, exitFailure, "has no token"},
 		{[]string{"--metrics=127.0.0.1:0", "--metrics-token-file=/nonexistent"}, exitFailure, "no such file"},
 	} {

@@ -22,19 +22,19 @@ func newMount() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "mount SOURCE MOUNTPOINT",
 		Short: "Show a directory at a mountpoint",
-		Long: `mount shows the directory SOURCE at the empty directory MOUNTPOINT and serves it until it is unmounted, by
-'gaiafs umount', by umount(8), or by SIGTERM or SIGINT to this process. Whatever devices hold by then is written back
-before it ends. While SOURCE does not take it, the mount stays, and the log says what waits. A second signal ends it without
-waiting any longer; the log names what is lost.
+		Long: `mount shows the directory SOURCE at the empty directory MOUNTPOINT and serves it until it is unmounted by 'gaiafs umount',
+by umount(8), or by SIGTERM or SIGINT to this process. Before it ends, it writes back what devices hold. While SOURCE does not
+accept that, the mount stays, and the log says what is waiting. A second signal ends it without waiting any longer; the log names
+what is lost.
 
-When the mount can be used, one line on standard output says where it is, and with which devices. Where there is no GPU it
-says why, and that emulated devices stand in.
+When the mount is usable, one line on standard output says where it is and which devices it has. Without a GPU, the line says why,
+and that emulated devices are used instead.
 
 Each setting is also read from the environment (GAIAFS_GPU_MEMORY for --gpu-memory) and from a configuration file in TOML
-(gpu-memory = "4G"): the one named by --config or GAIAFS_CONFIG, else ~/.config/gaiafs/config.toml and then
-/etc/gaiafs.toml. A flag counts more than the environment, and that more than a file.`,
+(gpu-memory = "4G"): the file named by --config or GAIAFS_CONFIG, or else ~/.config/gaiafs/config.toml and then
+/etc/gaiafs.toml. Flags take precedence over the environment, and the environment over files.`,
 		Example: `  gaiafs mount ~/data /mnt/data                          # in the foreground; Ctrl-C ends it
-  gaiafs mount --daemon ~/data /mnt/data                 # returns when /mnt/data can be used
+  gaiafs mount --daemon ~/data /mnt/data                 # returns when /mnt/data is usable
   gaiafs mount --gpus emulated:2 --gpu-memory 512M ~/data /mnt/data
   GAIAFS_LOG_LEVEL=debug gaiafs mount --read-only /srv/models /mnt/models`,
 		Args: arguments("SOURCE", "MOUNTPOINT"),
@@ -42,12 +42,12 @@ Each setting is also read from the environment (GAIAFS_GPU_MEMORY for --gpu-memo
 			return nil, cobra.ShellCompDirectiveFilterDirs
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			// Signals are caught before there is a mount that they could leave behind.
+			// Catch signals before there is a mount that they could leave behind.
 			signals := make(chan os.Signal, 2)
 			tell := func(text string) { fmt.Fprintln(cmd.ErrOrStderr(), "gaiafs:", text) }
 			report := func(ready string, err error) error {
 				if err == nil {
-					// Nobody reading it is no reason to end.
+					// The mount goes on if nobody reads this line.
 					_, _ = fmt.Fprintln(beneath(cmd.OutOrStdout()), ready)
 				}
 				return err
@@ -55,7 +55,7 @@ Each setting is also read from the environment (GAIAFS_GPU_MEMORY for --gpu-memo
 			if readyFD > 0 {
 				report = reporter(readyFD, func() { hangUp(signals) })
 			} else {
-				unknownVariables(os.Environ(), tell) // said once, by the process that people started
+				unknownVariables(os.Environ(), tell) // printed once, by the process that the user started
 			}
 			if err := complete(cmd.Flags(), config, osEnvironment); err != nil {
 				return report("", err)
@@ -64,7 +64,7 @@ Each setting is also read from the environment (GAIAFS_GPU_MEMORY for --gpu-memo
 			if err != nil {
 				return report("", err)
 			}
-			if daemon && readyFD == 0 { // the process that is started gets the same command line, and a descriptor
+			if daemon && readyFD == 0 { // the new process gets the same command line, and a descriptor
 				tellEarlier(m.mountpoint, tell)
 				ready, err := startDaemon(m, os.Args[1:])
 				return report(ready, err)
@@ -75,19 +75,19 @@ Each setting is also read from the environment (GAIAFS_GPU_MEMORY for --gpu-memo
 		},
 	}
 	cmd.Flags().AddFlagSet(s.flags())
-	cmd.Flags().BoolVar(&daemon, "daemon", false, "go on in the background; return when the mount can be used")
-	cmd.Flags().StringVar(&config, "config", "", "read the settings from the TOML file `PATH`, and from no other")
+	cmd.Flags().BoolVar(&daemon, "daemon", false, "serve in the background; return when the mount is usable")
+	cmd.Flags().StringVar(&config, "config", "", "read the settings from the TOML file `PATH`, and from no other file")
 	cmd.Flags().IntVar(&readyFD, "ready-fd", 0,
-		"tell the outcome of mounting through this descriptor, and log to standard error")
+		"report the outcome of mounting through this descriptor, and log to standard error")
 	if err := errors.Join(cmd.Flags().MarkHidden("ready-fd"), cmd.MarkFlagFilename("config", "toml"),
 		cmd.RegisterFlagCompletionFunc("gpus", cobra.FixedCompletions([]string{"auto", "none", "emulated:1", "cuda:0"},
 			cobra.ShellCompDirectiveNoFileComp))); err != nil {
-		panic(err) // a flag is not named as above
+		panic(err) // a flag name is wrong
 	}
 	return cmd
 }
 
-// mountPlan is a mount to be made. Its paths are absolute.
+// mountPlan describes a mount that is about to be made. Its paths are absolute.
 type mountPlan struct {
 	*settings
 	source, mountpoint string
@@ -100,7 +100,7 @@ func newMountPlan(s *settings, source, mountpoint string) (*mountPlan, error) {
 	if m.source, err = filepath.Abs(source); err != nil {
 		return nil, err
 	}
-	m.mountpoint = resolve(mountpoint) // what is wrong with it is said later
+	m.mountpoint = resolve(mountpoint) // errors are reported later
 	if s.logFile != "" {
 		if s.logFile, err = filepath.Abs(s.logFile); err != nil {
 			return nil, err
@@ -112,7 +112,7 @@ func newMountPlan(s *settings, source, mountpoint string) (*mountPlan, error) {
 		}
 	}
 	if s.kernelOpens && !s.readOnly {
-		return nil, usagef("--kernel-opens is for mounts that are --read-only: add that, or leave it out")
+		return nil, usagef("--kernel-opens needs --read-only: add it, or leave out --kernel-opens")
 	}
 	if err := m.checkMetrics(); err != nil {
 		return nil, err
@@ -122,12 +122,12 @@ func newMountPlan(s *settings, source, mountpoint string) (*mountPlan, error) {
 	}
 	if s.hostMemory < leastHostMemory {
 		return nil, usagef("--host-memory is %d bytes, and the least is %dMiB: the daemon takes tens of MiB in any "+
-			"case, so that less saves nothing and only has programs wait; leave it out to have gaiafs choose",
+			"case, so a smaller value saves nothing and only makes programs wait; leave it out to have gaiafs choose",
 			s.hostMemory, leastHostMemory>>20)
 	}
-	// A GPU may ask for more, and says so when it is opened.
+	// A GPU may need more. Opening it reports that.
 	if memory := s.gpuMemory.size; memory > 0 && memory < emulated.Granularity && !s.gpus.none() {
-		return nil, usagef("--gpu-memory is %d bytes, and a device needs %dMiB at least; leave it out to "+
+		return nil, usagef("--gpu-memory is %d bytes, but a device needs at least %dMiB; leave it out to "+
 			"have gaiafs choose",
 			memory, emulated.Granularity>>20)
 	}

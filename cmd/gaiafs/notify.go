@@ -9,16 +9,16 @@ import (
 	sd "github.com/coreos/go-systemd/v22/daemon"
 )
 
-// tellManager tells the service manager something, if one started this process (sd_notify(3)).
+// tellManager sends a state to the service manager, if one started this process (sd_notify(3)).
 func (s *service) tellManager(state string) {
 	if _, err := sd.SdNotify(false, state); err != nil {
-		s.log.Warn("the service manager does not listen", "error", err)
+		s.log.Warn("the service manager cannot be reached", "error", err)
 	}
 }
 
-// watched tells the service manager until ctx ends that the daemon lives, where it wants to know. A file whose backing
-// filesystem hangs, or a program that does not answer, is no reason to end the daemon: it is asked for its status,
-// which waits for neither.
+// watched tells the service manager until ctx ends that the daemon is alive, if the manager asks for that. A backing
+// filesystem that hangs, or a program that does not answer, is no reason to end the daemon. So the test of life is the
+// daemon's status, which waits for neither.
 func (s *service) watched(ctx context.Context) {
 	interval, err := sd.SdWatchdogEnabled(false)
 	if err != nil || interval == 0 {
@@ -37,12 +37,12 @@ func (s *service) watched(ctx context.Context) {
 	}
 }
 
-// readyForManager says that the mount can be used.
+// readyForManager tells the service manager that the mount is usable.
 func (s *service) readyForManager(ready string) {
 	s.tellManager(fmt.Sprintf("%s\nSTATUS=%s", sd.SdNotifyReady, strings.ReplaceAll(ready, "\n", " ")))
 }
 
-// stopping says that the daemon ends, and why.
+// stopping returns the state that says why the daemon ends.
 func stopping(cause string) string {
 	return fmt.Sprintf("%s\nSTATUS=ending: %s", sd.SdNotifyStopping, cause)
 }

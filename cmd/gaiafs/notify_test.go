@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// manager is a service manager's end of sd_notify(3).
+// manager is the service manager's end of sd_notify(3).
 func manager(t *testing.T) (*net.UnixConn, string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "notify")
@@ -35,7 +35,7 @@ func await(t *testing.T, c *net.UnixConn, word string) string {
 	}
 }
 
-// TestServiceManagerIsTold of readiness, of life and of the end.
+// TestServiceManagerIsTold: the service manager learns of readiness, of life and of the end.
 func TestServiceManagerIsTold(t *testing.T) {
 	c, path := manager(t)
 	t.Setenv("NOTIFY_SOCKET", path)
@@ -50,7 +50,7 @@ func TestServiceManagerIsTold(t *testing.T) {
 	require.Equal(t, exitOK, s.end(t))
 }
 
-// TestServiceFile: systemd takes it.
+// TestServiceFile: systemd accepts the unit.
 func TestServiceFile(t *testing.T) {
 	analyze, err := exec.LookPath("systemd-analyze")
 	if err != nil {
@@ -64,6 +64,6 @@ func TestServiceFile(t *testing.T) {
 	require.NoError(t, err, "%s", out)
 	out, _ = exec.Command(analyze, "verify", "--man=no", unit).CombinedOutput()
 	for _, line := range strings.Split(string(out), "\n") {
-		require.NotContains(t, line, "gaiafs@", "%s", out) // of other units nobody answers for
+		require.NotContains(t, line, "gaiafs@", "%s", out) // ignore other units
 	}
 }

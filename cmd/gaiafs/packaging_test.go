@@ -25,7 +25,7 @@ func text(t *testing.T, path string) string {
 	return string(b)
 }
 
-// TestManualPages: each command has one, with each of its flags, and man(1) has nothing to say against it.
+// TestManualPages: each command has a page with each of its flags, and man(1) finds no fault in it.
 func TestManualPages(t *testing.T) {
 	dir := t.TempDir()
 	r := gaiafsCommand(t, "manual", dir)
@@ -59,7 +59,7 @@ func TestManualPages(t *testing.T) {
 	require.Len(t, written, pages)
 }
 
-// TestOneVersion: the file VERSION, the header, the Python package, and the packages agree.
+// TestOneVersion: the file VERSION, the header, the Python package, and the packages have the same version.
 func TestOneVersion(t *testing.T) {
 	release := strings.TrimSpace(text(t, "VERSION"))
 	var major, minor, patch int
@@ -74,7 +74,7 @@ func TestOneVersion(t *testing.T) {
 	}
 }
 
-// TestRelease: a release is tagged with its part of the changelog, from a clean checkout that has one.
+// TestRelease: a release is tagged with its part of the changelog, from a clean checkout.
 func TestRelease(t *testing.T) {
 	version := strings.TrimSpace(text(t, "VERSION"))
 	dir := t.TempDir()
@@ -118,7 +118,7 @@ func TestRelease(t *testing.T) {
 	run("of another commit", "packaging/release", "build/release")
 }
 
-// TestYAML: what is written in it can be read, and mounts spread to other pods.
+// TestYAML: YAML files can be parsed, and mounts propagate to other pods.
 func TestYAML(t *testing.T) {
 	for _, name := range []string{"gaiafs.yaml", "libgaiafs.yaml", "kubernetes.yaml"} {
 		kinds := 0
@@ -137,14 +137,14 @@ func TestYAML(t *testing.T) {
 					args = append(args, a.(string))
 				}
 				mount := newMount()
-				require.NoError(t, mount.ParseFlags(args[1:]), "the flags are those of gaiafs mount")
+				require.NoError(t, mount.ParseFlags(args[1:]), "gaiafs mount accepts the flags")
 			}
 		}
 		require.Positive(t, kinds, name)
 	}
 }
 
-// TestMountHelperIsDocumented: what its manual page says are settings are.
+// TestMountHelperIsDocumented: the settings in its manual page exist.
 func TestMountHelperIsDocumented(t *testing.T) {
 	page := text(t, "packaging/mount.fuse.gaiafs.8")
 	for _, m := range regexp.MustCompile(`\.BR ([a-z_]+)[= ,]`).FindAllStringSubmatch(page, -1) {

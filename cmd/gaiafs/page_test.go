@@ -10,11 +10,11 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-var update = flag.Bool("update", false, "write what the commands say into docs/commands.md and testdata")
+var update = flag.Bool("update", false, "write the output of the commands to docs/commands.md and testdata")
 
 const commandsPage = "../../docs/commands.md"
 
-// docs/commands.md has what each command says of itself.
+// docs/commands.md has the help text of each command.
 func TestCommandsPage(t *testing.T) {
 	page := commandsText()
 	if *update {
@@ -22,16 +22,16 @@ func TestCommandsPage(t *testing.T) {
 	}
 	written, err := os.ReadFile(commandsPage)
 	require.NoError(t, err)
-	require.Equal(t, page, string(written), "write it again: go test ./cmd/gaiafs -run TestCommandsPage -update")
+	require.Equal(t, page, string(written), "regenerate it: go test ./cmd/gaiafs -run TestCommandsPage -update")
 }
 
 func commandsText() string {
 	var b strings.Builder
 	b.WriteString(`# Commands
 
-What ` + "`gaiafs COMMAND --help`" + ` says. This page is made of it:
+The output of ` + "`gaiafs COMMAND --help`" + ` for each command, made by
 ` + "`go test ./cmd/gaiafs -run TestCommandsPage -update`" + `. The settings of
-a mount are flags of ` + "`gaiafs mount`" + `, too: [configuration.md](configuration.md) has them.
+a mount are also flags of ` + "`gaiafs mount`" + `: [configuration.md](configuration.md) lists them.
 `)
 	var add func(*cobra.Command)
 	add = func(c *cobra.Command) {
@@ -40,7 +40,7 @@ a mount are flags of ` + "`gaiafs mount`" + `, too: [configuration.md](configura
 		}
 		c.InitDefaultHelpFlag()
 		if c.Name() == "mount" {
-			for _, name := range settingNames() { // docs/configuration.md has them
+			for _, name := range settingNames() { // docs/configuration.md lists them
 				c.Flags().Lookup(name).Hidden = true
 			}
 		}

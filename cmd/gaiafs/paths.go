@@ -17,7 +17,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// onMount are files of one mount that a command is about.
+// onMount is the set of files of one mount that a command acts on.
 type onMount struct {
 	mountpoint string
 	files      []target
@@ -29,11 +29,11 @@ type target struct {
 	size int64
 }
 
-// name is the path in a line of text for people.
+// name returns the path for a line of text.
 func (f target) name() string { return pagecache.Printable(f.path) }
 
-// findFiles finds the regular files that paths name, all of one mount, those below directories too where recursive says
-// so. It asks the mount's daemon first, and fails where that does not answer.
+// findFiles finds the regular files that paths name, and with recursive those below directories too. All must be on one
+// mount. It first asks the mount's daemon, and fails if that does not answer.
 func findFiles(paths []string, recursive bool) (*onMount, error) {
 	found := &onMount{}
 	for _, path := range paths {
@@ -45,7 +45,7 @@ func findFiles(paths []string, recursive bool) (*onMount, error) {
 			if _, err := os.Lstat(path); err != nil {
 				return nil, pathError(path, err)
 			}
-			return nil, fmt.Errorf("%s is not on a mount of gaiafs: 'gaiafs status' lists those there are", path)
+			return nil, fmt.Errorf("%s is not on a mount of gaiafs: 'gaiafs status' lists the mounts", path)
 		case found.mountpoint == "":
 			if _, err := askStatus(m.Mountpoint, patience); err != nil {
 				return nil, statusError(m.Mountpoint, err)
@@ -61,7 +61,7 @@ func findFiles(paths []string, recursive bool) (*onMount, error) {
 	return found, nil
 }
 
-// add adds a file, or those below a directory.
+// add adds a file, or the files below a directory.
 func (o *onMount) add(path string, recursive bool) error {
 	st, err := os.Stat(path)
 	switch {
@@ -83,7 +83,7 @@ func (o *onMount) add(path string, recursive bool) error {
 			return nil
 		}
 		st, err := entry.Info()
-		if errors.Is(err, os.ErrNotExist) { // removed meanwhile
+		if errors.Is(err, os.ErrNotExist) { // removed since the listing
 			return nil
 		}
 		if err != nil {
@@ -94,25 +94,25 @@ func (o *onMount) add(path string, recursive bool) error {
 	})
 }
 
-// pathError is a sentence about a path that cannot be used.
+// pathError describes why a path cannot be used.
 func pathError(path string, err error) error {
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return fmt.Errorf("%s does not exist: check the spelling", path)
 	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
-		return fmt.Errorf("%s: permission denied: only who may read a file is told of it, and brings it to devices",
+		return fmt.Errorf("%s: permission denied: you need permission to read a file to see it or bring it to devices",
 			path)
 	}
 	return fmt.Errorf("%s: %w", path, errno(err))
 }
 
-// about says once which file or mountpoint an error is about. part, where it is not "", is what of it.
+// about adds to an error, once, the file or mountpoint that it is about. part, if not "", is the part of it.
 func about(name, part string, err error) error {
 	if err == nil {
 		return nil
 	}
 	text := err.Error()
-	var e *gaiafs.Error // its words begin with the library and the call
+	var e *gaiafs.Error // its text begins with the library and the call
 	if errors.As(err, &e) && text == e.Error() {
 		text = strings.TrimPrefix(text, "gaiafs: "+e.Op+": ")
 	}
@@ -125,7 +125,7 @@ func about(name, part string, err error) error {
 	return reworded{name + ": " + text, err}
 }
 
-// reworded is an error in other words.
+// reworded is an error with another text.
 type reworded struct {
 	text string
 	error
@@ -134,7 +134,7 @@ type reworded struct {
 func (r reworded) Error() string { return r.text }
 func (r reworded) Unwrap() error { return r.error }
 
-// errno is the reason without the names that os puts around it.
+// errno returns the reason without the names that os adds to it.
 func errno(err error) error {
 	var e syscall.Errno
 	if errors.As(err, &e) {
@@ -152,10 +152,10 @@ func (f target) open() (*os.File, error) {
 	return file, nil
 }
 
-// tooOld explains that a daemon does not know a request.
+// tooOld explains the error of a daemon that does not know a request.
 func tooOld(err error) error {
 	if errors.Is(err, syscall.ENOSYS) {
-		return errors.New("the daemon is of an earlier version, which cannot do that: mount again with this one")
+		return errors.New("the daemon's version is too old to do that: mount again with this version")
 	}
 	return err
 }
@@ -172,15 +172,15 @@ func decode[T any](doc []byte, err error) (T, error) {
 	return v, nil
 }
 
-// somePaths checks that a command has a PATH at least.
+// somePaths checks that a command has at least one PATH.
 func somePaths(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
-		return usagef("%s needs PATH, of a file on a mount of gaiafs", cmd.CommandPath())
+		return usagef("%s needs the PATH of a file on a mount of gaiafs", cmd.CommandPath())
 	}
 	return nil
 }
 
-// printJSON writes a value for scripts.
+// printJSON prints a value as JSON.
 func printJSON(cmd *cobra.Command, v any) error {
 	e := json.NewEncoder(cmd.OutOrStdout())
 	e.SetIndent("", "  ")

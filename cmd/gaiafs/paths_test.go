@@ -10,7 +10,7 @@ import (
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 )
 
-// What an error is about is said once, and the library's name, which the command puts before it, not at all.
+// An error names its file once. It does not repeat the library's prefix, which the command prints itself.
 func TestErrorsNameAFileOnce(t *testing.T) {
 	refused := &gaiafs.Error{Op: "profile", Errno: syscall.EPERM, Text: "only root may"}
 	for _, c := range []struct {
@@ -19,8 +19,8 @@ func TestErrorsNameAFileOnce(t *testing.T) {
 		says string
 	}{
 		{"", pathError("dir/model", syscall.EACCES),
-			"dir/model: permission denied: only who may read a file is told of it, and " +
-				"brings it to devices"},
+			"dir/model: permission denied: you need permission to read a file to see it or " +
+				"bring it to devices"},
 		{"gpu0", pathError("dir/model", syscall.ENOENT), "dir/model does not exist: check the spelling"},
 		{"gpu0", syscall.EIO, "dir/model: gpu0: input/output error"},
 		{"", refused, "dir/model: operation not permitted: only root may"},

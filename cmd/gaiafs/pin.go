@@ -18,7 +18,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// pinAttribute has the pin of a file or directory.
+// pinAttribute is the extended attribute that holds the pin of a file or directory.
 const pinAttribute = fs.AttributePin
 
 func newPin() *cobra.Command {
@@ -26,20 +26,20 @@ func newPin() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pin PATH…",
 		Short: "Keep files on devices until they are unpinned",
-		Long: `pin brings files to devices and has what is there stay, whoever else needs room. Of a directory it pins all files below,
-those that are made later too: these stay once they are on the device. A file's own pin comes before its directory's.
+		Long: `pin brings files to devices and keeps them there, even if others need the memory. For a directory it pins all files below, also
+those that are made later: they stay once they are on the device. A file's own pin takes precedence over its directory's.
 
-Who may write a file may pin it. The memory counts for the file's owner, within what one user may map (--user-share); what does
-not fit is an error, and nothing is pinned then. SOURCE keeps the pin in the extended attribute user.gaiafs.pin, so the next
-mount knows it; 'gaiafs warm --recursive' brings the files back there. 'setfattr -n user.gaiafs.pin -v 0,1 FILE' is the same
-without bringing anything: its value is all, none, or numbers of devices.`,
+Users may pin the files that they may write. The memory counts for the file's owner, within what one user may map (--user-share). If
+the files do not fit, pin fails and pins nothing. SOURCE keeps the pin in the extended attribute user.gaiafs.pin, so the next
+mount knows it; 'gaiafs warm --recursive' brings the files back there. 'setfattr -n user.gaiafs.pin -v 0,1 FILE' pins too, but
+brings nothing to devices: its value is all, none, or numbers of devices.`,
 		Example: `  gaiafs pin /mnt/data/model.safetensors
   gaiafs pin --device 0 /mnt/data/models
   getfattr -n user.gaiafs.pin /mnt/data/models`,
 		Args: somePaths,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if device.host {
-				return usagef("--device host: the kernel keeps the host's pages, and pins none")
+				return usagef("--device host: the kernel manages the host's pages and cannot pin them")
 			}
 			return pin(cmd, args, device)
 		},
@@ -51,9 +51,9 @@ without bringing anything: its value is all, none, or numbers of devices.`,
 func newUnpin() *cobra.Command {
 	return &cobra.Command{
 		Use:   "unpin PATH…",
-		Short: "Let files go from devices again when others need room",
-		Long: `unpin takes back what pin did. Nothing is evicted at once. A file below a pinned directory gets the pin none, which comes
-before the directory's.`,
+		Short: "Let files leave devices again when others need the memory",
+		Long: `unpin undoes pin. It evicts nothing at once. A file below a pinned directory gets the pin none, which takes precedence over
+the directory's.`,
 		Example: "  gaiafs unpin /mnt/data/model.safetensors",
 		Args:    somePaths,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -114,7 +114,7 @@ func pin(cmd *cobra.Command, args []string, device deviceChoice) error {
 		return err
 	}
 	if err := w.bring(ctx, cmd, found.files, devices); err != nil {
-		return fmt.Errorf("%w (the pins stay: 'gaiafs unpin' takes them back)", err)
+		return fmt.Errorf("%w (the pins stay: 'gaiafs unpin' removes them)", err)
 	}
 	for _, path := range args {
 		fmt.Fprintf(cmd.OutOrStdout(), "%s: pinned on %s\n", pagecache.Printable(path), pinnedText(device.String()))
@@ -122,7 +122,7 @@ func pin(cmd *cobra.Command, args []string, device deviceChoice) error {
 	return nil
 }
 
-// pinnedText says in words on which devices a pin is.
+// pinnedText names the devices of a pin.
 func pinnedText(pin string) string {
 	if pin == "all" {
 		return "all devices"
@@ -144,7 +144,7 @@ func newPinner(mountpoint string) (*pinner, error) {
 	return &pinner{mountpoint, status}, nil
 }
 
-// place is where path's attributes can be written: in SOURCE where the mount is read-only.
+// place returns where path's attributes can be written. On a read-only mount, that is in SOURCE.
 func (p *pinner) place(path string) (string, error) {
 	if !p.status.Mount.ReadOnly {
 		return path, nil
@@ -171,7 +171,7 @@ func (p *pinner) set(path, value string) error {
 	return p.explain(path, unix.Setxattr(at, pinAttribute, []byte(value), 0))
 }
 
-// unpin takes the attribute away, or has it say none where a directory above has one.
+// unpin removes the attribute, or sets it to none if a directory above is pinned.
 func (p *pinner) unpin(path string) error {
 	at, err := p.place(path)
 	if err != nil {
@@ -198,7 +198,7 @@ func (p *pinner) unpin(path string) error {
 	return nil
 }
 
-// look has the daemon look at the pins of files, which it may have had no reason to.
+// look makes the daemon read the pins of files, which it may not have done yet.
 func (p *pinner) look(ctx context.Context, files []target) error {
 	for _, f := range files {
 		if _, err := inspect(ctx, f); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -208,23 +208,23 @@ func (p *pinner) look(ctx context.Context, files []target) error {
 	return nil
 }
 
-// explain says what an error of the attribute means.
+// explain describes an error of the attribute.
 func (p *pinner) explain(path string, err error) error {
 	path = pagecache.Printable(path)
 	switch {
 	case err == nil:
 		return nil
 	case errors.Is(err, syscall.EDQUOT):
-		return fmt.Errorf("%s: its owner may not have that much pinned: unpin something, or raise user-share "+
+		return fmt.Errorf("%s: this exceeds what its owner may pin: unpin something, or raise user-share "+
 			"with 'gaiafs set'", path)
 	case errors.Is(err, syscall.ENOSPC):
-		return fmt.Errorf("%s does not fit into the device's budget beside what is pinned: unpin something, or "+
+		return fmt.Errorf("%s does not fit into the device's budget together with what is pinned: unpin something, or "+
 			moreMemory, path)
 	case errors.Is(err, syscall.EOPNOTSUPP):
-		return fmt.Errorf("%s: the filesystem of %s takes no extended attributes, in which pins are kept", path,
+		return fmt.Errorf("%s: the filesystem of %s does not support extended attributes, which hold the pins", path,
 			p.status.Mount.Source)
 	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM), errors.Is(err, syscall.EROFS):
-		return fmt.Errorf("%s: permission denied: who may write a file may pin it (on a read-only mount, in %s)", path,
+		return fmt.Errorf("%s: permission denied: pinning needs permission to write the file (on a read-only mount, in %s)", path,
 			p.status.Mount.Source)
 	}
 	return fmt.Errorf("%s: %s: %w", path, strconv.Quote(pinAttribute), err)

@@ -14,7 +14,7 @@ import (
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 )
 
-// attribute returns the value of an attribute, "" where there is none.
+// attribute returns the value of an extended attribute, or "".
 func attribute(t *testing.T, path, name string) string {
 	t.Helper()
 	value := make([]byte, 100)
@@ -35,7 +35,7 @@ func warmFiles(t *testing.T, size int, paths ...string) {
 	}
 }
 
-// What is pinned stays on the device although others need room, until it is unpinned; evict says who pins it, and
+// A pinned file stays on the device until it is unpinned, even if others need the memory. evict says who pins it, and
 // SOURCE keeps the pin.
 func TestPinKeepsFiles(t *testing.T) {
 	s := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=8M")
@@ -47,16 +47,16 @@ func TestPinKeepsFiles(t *testing.T) {
 		return r.out
 	}
 	require.NoError(t, os.WriteFile(in("model"), make([]byte, 4*mib), 0o600))
-	require.Equal(t, in("model")+": 4.0 MiB on gpu0, 0 B of it were there\n"+in("model")+": pinned on all devices\n",
+	require.Equal(t, in("model")+": 4.0 MiB on gpu0, 0 B of it was there before\n"+in("model")+": pinned on all devices\n",
 		ok("pin", in("model")))
 	require.Equal(t, "all", attribute(t, filepath.Join(s.source, "model"), pinAttribute))
 	require.Contains(t, ok("info", in("model")), "pinned  on all devices, on account of user 0\n")
 	require.Contains(t, ok("status", s.mountpoint), "stays\n  gpu0  4.0 MiB  on account of user 0\n")
 	warmFiles(t, 4*mib, in("a"), in("b"), in("c"))
 	require.Contains(t, ok("warm", "--check", in("model")), "4.0 MiB current\n")
-	require.Equal(t, in("model")+": 0 B given back; 4.0 MiB stays: pinned on account of user 0 ('gaiafs unpin' takes that back)\n",
+	require.Equal(t, in("model")+": 0 B freed; 4.0 MiB stays: pinned on account of user 0 ('gaiafs unpin' undoes that)\n",
 		ok("evict", in("model")))
-	require.Contains(t, ok("pin", in("model")), "4.0 MiB of it were there", "it needs no more room")
+	require.Contains(t, ok("pin", in("model")), "4.0 MiB of it was there before", "it needs no more room")
 
 	require.NoError(t, os.WriteFile(in("large"), make([]byte, 6*mib), 0o600))
 	r := gaiafsCommand(t, "pin", in("large"))
@@ -79,8 +79,8 @@ func TestPinKeepsFiles(t *testing.T) {
 	require.Equal(t, exitOK, s.end(t))
 }
 
-// A directory's pin is that of the files below it, but of those with one of their own; a file that moves has that of
-// where it is.
+// A directory's pin applies to the files below it, except those with a pin of their own. A file that moves gets the pin
+// of its new directory.
 func TestPinsAreInherited(t *testing.T) {
 	s := mountForeground(t, "--gpus=emulated:2", "--gpu-memory=8M")
 	in := func(name string) string { return filepath.Join(s.mountpoint, name) }
@@ -111,7 +111,7 @@ func TestPinsAreInherited(t *testing.T) {
 	require.Equal(t, exitOK, s.end(t))
 }
 
-// Attributes of the mount's own names are checked, and those of others pass.
+// Attributes with the mount's own names are checked. Other attributes pass through.
 func TestCacheAttributes(t *testing.T) {
 	s := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=8M", "--allow-other")
 	path := filepath.Join(s.mountpoint, "f")
@@ -150,8 +150,8 @@ func splitNames(list []byte) (names []string) {
 	return names
 }
 
-// Who may not write a file does not pin it, and nobody pins more than his share. On a read-only mount the pin goes to
-// SOURCE.
+// Pinning needs permission to write the file, and nobody can pin more than their share. On a read-only mount, the pin
+// is set in SOURCE.
 func TestPinsAreOfWhoMayWrite(t *testing.T) {
 	const alice = 65534
 	s := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=8M", "--user-share=50", "--allow-other")
@@ -165,10 +165,10 @@ func TestPinsAreOfWhoMayWrite(t *testing.T) {
 	as := func(args ...string) result { return execute(t, asUser(t, alice, command(t, args...))) }
 	r := as("pin", path)
 	require.Equal(t, exitFailure, r.code)
-	require.Contains(t, r.err, "permission denied: who may write a file may pin it")
+	require.Contains(t, r.err, "permission denied: pinning needs permission to write the file")
 	r = as("pin", own)
 	require.Equal(t, exitFailure, r.code)
-	require.Contains(t, r.err, "its owner may not have that much pinned")
+	require.Contains(t, r.err, "this exceeds what its owner may pin")
 	require.NoError(t, os.Truncate(own, 4*mib))
 	r = as("pin", own)
 	require.Equal(t, exitOK, r.code, r.err)

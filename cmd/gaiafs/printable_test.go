@@ -15,8 +15,8 @@ import (
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 )
 
-// Whoever may make a file chooses its name. No command writes one so that a terminal takes it for a command, or so that
-// it looks like a line of its own.
+// Any user can choose the names of files. No command prints a name so that a terminal obeys it as a command, or so that
+// it looks like a separate line.
 func TestNamesDoNotReachTheTerminal(t *testing.T) {
 	s := mountForeground(t, "--gpus=emulated:1")
 	const name = "evil\x1b[31m\n  fake\u009b\xff"
@@ -36,10 +36,10 @@ func TestNamesDoNotReachTheTerminal(t *testing.T) {
 		for _, c := range r.out + r.err {
 			require.True(t, unicode.IsPrint(c) || c == '\n', "%v writes %q", args, r.out+r.err)
 		}
-		if args[len(args)-1] != path+"no" { // the system's errors have names with their lines
+		if args[len(args)-1] != path+"no" { // the system's errors contain names with newlines
 			require.NotContains(t, r.out+r.err, "\n  fake", "%v", args)
 		}
-		if args[0] != "status" { // what is no UTF-8 comes as U+FFFD in JSON
+		if args[0] != "status" { // invalid UTF-8 becomes U+FFFD in JSON
 			require.Contains(t, r.out+r.err, strings.Split(quoted, "\\n")[0], "%v", args)
 		}
 	}

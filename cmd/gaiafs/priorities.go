@@ -7,8 +7,8 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// priorityFile is the value of --priorities: the file, and what it says. docs/eviction.md describes the file, and
-// `gaiafs tune` writes one.
+// priorityFile is the value of --priorities: a file and its contents. docs/eviction.md describes the file, and `gaiafs
+// tune` writes one.
 type priorityFile struct{ listFile[pagecache.Preference] }
 
 // priorityTable is an entry of the file.
@@ -38,7 +38,7 @@ func parsePriorities(text string) (list []pagecache.Preference, err error) {
 		case seen[path]:
 			return nil, fmt.Errorf("file %d: there are two entries for %q", i+1, path)
 		case t.Place != "" && t.Place != "host":
-			return nil, fmt.Errorf("file %d: place is \"host\", or left out: not %q", i+1, t.Place)
+			return nil, fmt.Errorf("file %d: place is \"host\" or left out, not %q", i+1, t.Place)
 		}
 		seen[path] = true
 		p := pagecache.Preference{Path: path}

@@ -11,7 +11,7 @@ import (
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 )
 
-// profileKinds are what --kind takes.
+// profileKinds are the values of --kind.
 var profileKinds = map[string]uint32{"cpu": gaiafs.ProfileCPU, "heap": gaiafs.ProfileHeap,
 	"goroutines": gaiafs.ProfileGoroutines, "stacks": gaiafs.ProfileStacks}
 
@@ -22,15 +22,15 @@ func newProfile() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "profile MOUNTPOINT -o FILE",
 		Short: "Make a profile of the daemon, for go tool pprof",
-		Long: `profile has the daemon of a mount say where its time goes (cpu), what its heap holds (heap), what its goroutines do
-(goroutines), or their stacks as text (stacks). Only root and the user who mounted may. A profile has names of functions of
-gaiafs, and nothing of files.`,
+		Long: `profile records what a mount's daemon does: where its time goes (cpu), what its heap holds (heap), what its goroutines do
+(goroutines), or their stacks as text (stacks). Only root and the user who mounted may do that. A profile contains names of
+functions of gaiafs, and nothing about files.`,
 		Example: `  gaiafs profile /mnt/data -o cpu.pprof --for 30s && go tool pprof -top cpu.pprof
   gaiafs profile /mnt/data --kind stacks -o -`,
 		Args: arguments("MOUNTPOINT"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if output == "" {
-				return usagef("say with -o which file the profile is to be written to")
+				return usagef("name the file to write with -o")
 			}
 			if length.Duration > 10*time.Minute {
 				return usagef("--for %s: 10m at most", length.Duration)
@@ -51,14 +51,14 @@ gaiafs, and nothing of files.`,
 			return mountpoints(), cobra.ShellCompDirectiveNoFileComp
 		},
 	}
-	cmd.Flags().Var(&kind, "kind", "what to look at")
-	cmd.Flags().Var(&length, "for", "how long to look, where it is the time")
+	cmd.Flags().Var(&kind, "kind", "what to record")
+	cmd.Flags().Var(&length, "for", "how long to record; for cpu only")
 	cmd.Flags().StringVarP(&output, "output", "o", "",
 		"`FILE` to write, which must not exist, or a pipe or device; - is standard output")
 	return cmd
 }
 
-// profile asks the daemon of a mountpoint.
+// profile asks a mountpoint's daemon for a profile.
 func profile(ctx context.Context, mountpoint, kind string, length time.Duration) ([]byte, error) {
 	if _, err := askStatus(mountpoint, patience); err != nil {
 		return nil, statusError(mountpoint, err)

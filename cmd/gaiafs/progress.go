@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// progress tells how far something is that goes on for a while: on a terminal in one line that is written again and
-// again, elsewhere in a line every few seconds.
+// progress shows how far a long operation is: on a terminal in one line that it rewrites, elsewhere in a new line every
+// few seconds.
 type progress struct {
 	w               io.Writer
 	terminal, shown bool
@@ -21,7 +21,7 @@ const (
 	plainEvery    = 5 * time.Second
 )
 
-// newProgress begins with nothing of total bytes.
+// newProgress starts at 0 of total bytes.
 func newProgress(w io.Writer, total int64) *progress {
 	now := time.Now()
 	p := &progress{w: w, total: total, began: now, said: now}
@@ -31,7 +31,7 @@ func newProgress(w io.Writer, total int64) *progress {
 	return p
 }
 
-// add says that n more bytes are done.
+// add reports that n more bytes are done.
 func (p *progress) add(n int64, what string) {
 	p.done += n
 	every := plainEvery
@@ -53,13 +53,13 @@ func (p *progress) say(text string) {
 	fmt.Fprintln(p.w, text)
 }
 
-// line writes a line of its own to out.
+// line writes a separate line to out.
 func (p *progress) line(out io.Writer, text string) {
 	p.end()
 	fmt.Fprintln(out, text)
 }
 
-// end takes the line of a terminal away.
+// end clears the line of a terminal.
 func (p *progress) end() {
 	if p.shown {
 		p.shown = false
@@ -67,7 +67,7 @@ func (p *progress) end() {
 	}
 }
 
-// progressText is how far something is after a time.
+// progressText describes how far an operation is after the time took.
 func progressText(done, total int64, took time.Duration) string {
 	text := fmt.Sprintf("%s of %s", bytesText(done), bytesText(total))
 	if done <= 0 || took <= 0 {

@@ -7,27 +7,27 @@ import (
 	"time"
 )
 
-// Users and programs can cause events without end: a connection that says nonsense, a file that is changed again and
-// again. Of one kind of event the log has a few lines, and then one that says how many more there were.
+// Users and programs can cause events without end: malformed messages on a connection, a file that changes again and
+// again. The log has a few lines for each kind of event, and then one line with the number of further events.
 const (
 	quietMost   = 20
 	quietWindow = 10 * time.Second
 )
 
-// quietLog is a handler that passes at most quietMost records of a kind in quietWindow on. A kind is a level, a message
-// and a user, so that the noise of one user hides nothing of another. Debug records are all passed on.
+// quietLog is a handler that passes on at most quietMost records of a kind per quietWindow. A kind is a level, a
+// message and a user, so noise from one user hides nothing of another. It passes on all debug records.
 type quietLog struct {
 	slog.Handler
 	user  string
 	kinds *logKinds
 }
 
-// logKinds is what the handlers that are made of one share.
+// logKinds is shared by all handlers that are derived from one.
 type logKinds struct {
 	root slog.Handler
 
 	mu sync.Mutex
-	// seen has the kinds of the present windows; mostKinds bounds it. Protected by mu.
+	// seen has the kinds of the current windows, at most about mostKinds. Protected by mu.
 	seen map[logKind]*logCount
 }
 
@@ -80,7 +80,7 @@ func (q *quietLog) WithGroup(name string) slog.Handler {
 	return &quietLog{q.Handler.WithGroup(name), q.user, q.kinds}
 }
 
-// admit counts a record and reports whether it is to be passed on.
+// admit counts a record and reports whether to pass it on.
 func (k *logKinds) admit(kind logKind) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -100,7 +100,7 @@ func (k *logKinds) admit(kind logKind) bool {
 	return c.n <= quietMost
 }
 
-// end ends the window of a kind, and says what was left out.
+// end ends the window of a kind and logs how many records were left out.
 func (k *logKinds) end(kind logKind, c *logCount) {
 	k.mu.Lock()
 	if k.seen[kind] == c {

@@ -11,7 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestLogOfManyLikeEvents: of one kind there are a few lines and a count, and nothing of other kinds and users is lost.
+// TestLogOfManyLikeEvents: the log has a few lines and a count of each kind, and loses nothing of other kinds and
+// users.
 func TestLogOfManyLikeEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
@@ -36,7 +37,7 @@ func TestLogOfManyLikeEvents(t *testing.T) {
 
 		synctest.Wait()
 		noisy.Warn("client dropped")
-		require.NotContains(t, out.String(), "more_like_this", "the window lasts")
+		require.NotContains(t, out.String(), "more_like_this", "the window has not ended")
 		q.flush()
 		require.Contains(t, out.String(), "level=WARN msg=\"client dropped\" more_like_this=9981 uid=7\n")
 		require.Equal(t, 1, count("more_like_this"))

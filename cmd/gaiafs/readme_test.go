@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// example returns the only block of README.md in that language.
+// example returns the only block of README.md in a language.
 func example(t *testing.T, language string) string {
 	t.Helper()
 	readme, err := os.ReadFile("../../README.md")
@@ -55,7 +55,7 @@ func buildExample(t *testing.T, language string) string {
 	return program
 }
 
-// The programs of README.md are compiled and do what it says.
+// The programs of README.md compile and do what it says.
 func TestReadmeExamples(t *testing.T) {
 	s := mountForeground(t, "--gpus=emulated:1")
 	for _, language := range []string{"go", "c"} {
@@ -76,7 +76,7 @@ func TestReadmeExamples(t *testing.T) {
 	require.Equal(t, exitOK, s.end(t))
 }
 
-// What README.md and docs/ point at exists.
+// The links of README.md and docs/ point to existing files.
 func TestDocumentsPointAtFiles(t *testing.T) {
 	documents := []string{"../../README.md", "../../CHANGELOG.md"}
 	for _, folder := range []string{"docs", "docs/howto", "docs/dev", "docs/dev/adr"} {
@@ -85,7 +85,7 @@ func TestDocumentsPointAtFiles(t *testing.T) {
 		documents = append(documents, more...)
 	}
 	link := regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
-	program := regexp.MustCompile("(?ms)^```.*?^```$") // may have brackets before parentheses, too
+	program := regexp.MustCompile("(?ms)^```.*?^```$") // code may have brackets before parentheses, too
 	for _, name := range documents {
 		text, err := os.ReadFile(name)
 		require.NoError(t, err)
@@ -96,16 +96,16 @@ func TestDocumentsPointAtFiles(t *testing.T) {
 	}
 }
 
-// marked are blocks of a page that a test runs, by the comment above them:
+// marked matches the blocks of a page that a test runs. The comment above a block says how:
 //
-//	run             in their order, in one folder of their own
-//	run on a mount  the same, where /mnt/data is mounted already and another program works on it
-//	run until Enter a program that goes on meanwhile
-//	Enter, run      after that program was given its Enter, and has ended
+//	run             in order, in one folder
+//	run on a mount  the same, with /mnt/data mounted and another program working on it
+//	run until Enter a program that goes on while later blocks run
+//	Enter, run      after that program got its Enter and ended
 var marked = regexp.MustCompile(
 	"(?ms)^<!-- (run|run on a mount|run until Enter|Enter, run) -->\n```(sh|python)\n(.*?)^```$")
 
-// pageScript makes a script of the marked blocks of a page; python is "" where there is none to run theirs.
+// pageScript makes a script of the marked blocks of a page. If python is "", it leaves out Python blocks.
 func pageScript(page, python string) (script string, mounted bool) {
 	for i, m := range marked.FindAllStringSubmatch(page, -1) {
 		how, language, text := m[1], m[2], m[3]
@@ -142,7 +142,7 @@ func TestPagesRun(t *testing.T) {
 	packages, _ := filepath.Abs("../../client/python")
 	for _, needed := range []string{python, library} {
 		if _, err := os.Stat(needed); err != nil {
-			t.Logf("programs in Python are left out: %v", err) // make test makes both
+			t.Logf("programs in Python are left out: %v", err) // make test provides both
 			python = ""
 		}
 	}
@@ -207,7 +207,7 @@ func TestPagesRun(t *testing.T) {
 	require.GreaterOrEqual(t, ran, 10)
 }
 
-// Each command of gaiafs in a block of the documents is one that there is, with flags that it has.
+// Each gaiafs command in a block of the documents exists, and has the flags in the block.
 func TestCommandsInDocuments(t *testing.T) {
 	pages := []string{"../../README.md", "../../client/python/README.md"}
 	for _, folder := range []string{"docs", "docs/howto"} {
@@ -237,7 +237,7 @@ func TestCommandsInDocuments(t *testing.T) {
 	require.Greater(t, seen, 30)
 }
 
-// docs/configuration.md has a row for every setting and knows no others.
+// docs/configuration.md has a row for each setting and no others.
 func TestEverySettingIsDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/configuration.md")
 	require.NoError(t, err)

@@ -8,7 +8,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 )
 
-// ready is the line that people see when the mount can be used.
+// ready returns the line that is printed when the mount is usable.
 func (s *service) ready() string {
 	devices := s.cache.Devices()
 	text := fmt.Sprintf("%s shows %s", s.mount.Mountpoint(), s.plan.source)
@@ -16,7 +16,7 @@ func (s *service) ready() string {
 	case len(devices) == 0:
 		return text + ", without devices (--gpus none)"
 	case s.noGPU != nil:
-		text += fmt.Sprintf("; no GPU: %s; emulated devices stand in", s.noGPU)
+		text += fmt.Sprintf("; no GPU: %s; using emulated devices", s.noGPU)
 	case !slices.ContainsFunc(devices, isGPU):
 		text += "; emulated devices, as --gpus says"
 	}
@@ -25,7 +25,7 @@ func (s *service) ready() string {
 
 func isGPU(d gpubackend.Info) bool { return d.Kind != gpubackend.KindEmulated }
 
-// describeDevices names devices and their budgets. Very many that are alike are counted.
+// describeDevices names the first few devices and their budgets, and counts the rest.
 func describeDevices(devices []gpubackend.Info) string {
 	const most = 8
 	var texts []string

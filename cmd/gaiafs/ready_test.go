@@ -18,7 +18,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/testdevice"
 )
 
-// mount prints one line when the mount can be used, and nothing else on standard output.
+// mount prints one line when the mount is usable, and nothing else on standard output.
 func TestMountSaysWhenItIsReady(t *testing.T) {
 	p := newPlace(t)
 	cmd := command(t, "mount", "--gpus=none", "--log-file="+p.log, p.source, p.mountpoint)
@@ -37,7 +37,7 @@ func TestMountSaysWhenItIsReady(t *testing.T) {
 	require.NoError(t, cmd.Wait())
 }
 
-// Where there is no GPU, the line says why, and that emulated devices stand in.
+// If there is no GPU, the line says why, and that emulated devices are used.
 func TestMountSaysThatThereIsNoGPU(t *testing.T) {
 	testdevice.Emulated(t, "there are GPUs")
 	if _, err := foundCUDA(slog.New(slog.DiscardHandler)); err == nil {
@@ -46,7 +46,7 @@ func TestMountSaysThatThereIsNoGPU(t *testing.T) {
 	p := newPlace(t)
 	r := gaiafsCommand(t, "mount", "--daemon", "--log-file="+p.log, p.source, p.mountpoint)
 	require.Equal(t, exitOK, r.code, r.err)
-	require.Regexp(t, "shows .*; no GPU: .+; emulated devices stand in: gpu0 \\(host memory, [0-9.]+ [MG]iB\\)\n$",
+	require.Regexp(t, "shows .*; no GPU: .+; using emulated devices: gpu0 \\(host memory, [0-9.]+ [MG]iB\\)\n$",
 		r.out)
 	require.Equal(t, exitOK, gaiafsCommand(t, "umount", p.mountpoint).code)
 }
@@ -61,7 +61,7 @@ func TestDescribeDevices(t *testing.T) {
 	require.True(t, strings.HasSuffix(describeDevices(devices), "gpu7 (NVIDIA H200, 105 GiB), and 2 more"))
 }
 
-// A mount that fails leaves neither a log nor folders. One that was there stays.
+// A failed mount leaves no log and no folders of its own. Those that existed before stay.
 func TestFailedMountLeavesNothing(t *testing.T) {
 	p := newPlace(t)
 	state := filepath.Join(filepath.Dir(p.source), "state")
@@ -84,7 +84,7 @@ func TestFailedMountLeavesNothing(t *testing.T) {
 	require.NoDirExists(t, state)
 }
 
-// Variables that look like settings and are none are told of.
+// Variables that look like settings but are not are reported.
 func TestUnknownVariables(t *testing.T) {
 	var said []string
 	unknownVariables([]string{"GAIAFS_GPU_MEMROY=1G", "GAIAFS_GPUS=none", "GAIAFS_CONFIG=x", "GAIAFS_TEST_X=1",
@@ -108,14 +108,14 @@ func TestEmulatedDevicesFitIntoTheHost(t *testing.T) {
 	require.Contains(t, r.err, "1000 TiB for an emulated device is more than the host's memory")
 }
 
-// What the client library says begins with gaiafs:, which is said once.
+// Messages of the client library begin with "gaiafs:", which appears only once.
 func TestErrorsNameTheCommandOnce(t *testing.T) {
 	s := mountForeground(t, "--gpus=none")
 	first := command(t, "trace", "record", s.mountpoint, "-o", "-")
 	out, err := first.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, first.Start())
-	_, err = out.Read(make([]byte, 1)) // it has begun
+	_, err = out.Read(make([]byte, 1)) // the read has begun
 	require.NoError(t, err)
 	r := gaiafsCommand(t, "trace", "record", s.mountpoint, "-o", "/dev/null")
 	require.Equal(t, exitFailure, r.code)
@@ -128,7 +128,7 @@ func TestErrorsNameTheCommandOnce(t *testing.T) {
 	require.Equal(t, exitOK, s.end(t))
 }
 
-// asUser has a command run as another user, who owns nothing. The program is copied to where he reaches it.
+// asUser makes a command run as another user, who owns nothing. It copies the program to where that user can reach it.
 func asUser(t *testing.T, uid uint32, cmd *exec.Cmd) *exec.Cmd {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -139,10 +139,10 @@ func asUser(t *testing.T, uid uint32, cmd *exec.Cmd) *exec.Cmd {
 	return cmd
 }
 
-// Users other than root mount by fusermount3, whose words they are told. Nobody but them and root unmounts what they
+// Users other than root mount through fusermount3 and see its messages. Only they and root can unmount what they
 // mounted.
 func TestMountsOfUsers(t *testing.T) {
-	const alice, bob = 65534, 1 // fusermount3 knows users of /etc/passwd only: nobody and daemon
+	const alice, bob = 65534, 1 // fusermount3 accepts only users in /etc/passwd: nobody and daemon
 	if _, err := exec.LookPath("fusermount3"); err != nil {
 		t.Skip("fusermount3 is not installed")
 	}

@@ -11,27 +11,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A serving process tells the one that started it how mounting went: one line of JSON through a socket. That one
-// answers with one byte, which says whether the serving process goes on without it. Without an answer nobody wants the
-// mount any more, and it is taken away again.
+// A serving process reports to the process that started it how mounting went: one line of JSON through a socket. The
+// other process answers with one byte that says whether the serving process goes on without it. If there is no answer,
+// nobody wants the mount any more, and it is unmounted again.
 const (
 	goOnAlone  = 'a'
 	endAfterMe = 'e' // the end of the connection ends the mount
 )
 
-// outcome is that line.
+// outcome is the JSON line.
 type outcome struct {
-	// Error is empty where the mount can be used.
+	// Error is empty if the mount is usable.
 	Error string `json:"error,omitempty"`
 	Usage bool   `json:"usage,omitempty"`
-	// Ready is what to tell people of a mount that can be used.
+	// Ready is the text for the user about a usable mount.
 	Ready string `json:"ready,omitempty"`
 }
 
-// reporter returns the report function of serve for a socket's descriptor. It is called once. orphaned is called when
-// the process that started this one has ended, if this one is to end with it.
+// reporter returns the report function of serve for a socket's descriptor. The function is called once. orphaned is
+// called when the process that started this one has ended, if this one is to end with it.
 func reporter(fd int, orphaned func()) func(ready string, err error) error {
-	unix.CloseOnExec(fd) // or what this process starts would keep the connection open
+	unix.CloseOnExec(fd) // otherwise processes that this one starts would keep the connection open
 	conn := os.NewFile(uintptr(fd), "ready socket")
 	return func(ready string, err error) error {
 		o := outcome{Ready: ready}
@@ -61,10 +61,10 @@ func reporter(fd int, orphaned func()) func(ready string, err error) error {
 	}
 }
 
-// errDiedSilently says that a serving process ended before it told how mounting went.
+// errDiedSilently says that a serving process ended before it reported how mounting went.
 var errDiedSilently = errors.New("the process that should serve the mount ended before it was ready")
 
-// awaitOutcome reads what reporter wrote: ready is for people.
+// awaitOutcome reads the line that reporter wrote. ready is a text for the user.
 func awaitOutcome(conn io.Reader) (ready string, err error) {
 	line, err := bufio.NewReader(conn).ReadBytes('\n')
 	if err != nil {

@@ -21,11 +21,11 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// predecessorPatience is how long a new mount waits for the daemon of one that umount(8) took away before: that returns
-// as soon as the mountpoint is free, and the daemon ends a moment later.
+// predecessorPatience is how long a new mount waits for the daemon of a mount that umount(8) removed before. umount(8)
+// returns as soon as the mountpoint is free; the daemon ends a moment later.
 const predecessorPatience = 10 * time.Second
 
-// service is a mount and everything under it.
+// service is a mount and everything below it.
 type service struct {
 	plan    *mountPlan
 	log     *slog.Logger
@@ -33,22 +33,23 @@ type service struct {
 	cache   *pagecache.Cache
 	control *control.Server
 	mount   *fs.Server
-	// inService is mount, for those who may ask before it is set.
+	// inService is mount, for callers that may run before mount is set.
 	inService atomic.Pointer[fs.Server]
 	end       *ending
-	// noGPU says why emulated devices stand in for GPUs; nil where they do not, or were asked for.
+	// noGPU says why emulated devices are used instead of GPUs. It is nil if there are GPUs, or if --gpus asked for
+	// emulated devices.
 	noGPU   error
 	monitor *monitor.Server // nil without --metrics
 	live    liveState
 }
 
-// endingSignals are those that end a mount, but for what this process was started to ignore, as nohup(1) has it and a
-// shell that starts something in the background.
+// endingSignals returns the signals that end a mount, without those that this process was started to ignore: by
+// nohup(1), or by a shell that starts it in the background.
 func endingSignals() []os.Signal {
 	return slices.DeleteFunc([]os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP}, signal.Ignored)
 }
 
-// hangUp ends a service as SIGHUP does. It does not wait: where signals have come that nobody has taken, it ends
+// hangUp ends a service as SIGHUP does. It does not block: if the channel is full of unread signals, the service ends
 // anyway.
 func hangUp(signals chan<- os.Signal) {
 	select {
@@ -57,9 +58,9 @@ func hangUp(signals chan<- os.Signal) {
 	}
 }
 
-// serve makes the mount and serves it to its end. Where it could not be made, report turns the error into the one to
-// return; where it could, report is called with nil once it can be used. Logs go to standard error if the reader of
-// report is another process of gaiafs, which has arranged for that.
+// serve makes the mount and serves it to its end. If the mount cannot be made, report turns the error into the one to
+// return. If it can, report is called with nil once the mount is usable. reported says that the reader of report is
+// another process of gaiafs, which has arranged for the log to be standard error.
 func (m *mountPlan) serve(signals chan os.Signal, reported bool, stderr io.Writer,
 	report func(ready string, err error) error) error {
 	out, discard := stderr, func() {}
@@ -76,7 +77,7 @@ func (m *mountPlan) serve(signals chan os.Signal, reported bool, stderr io.Write
 		return report("", err)
 	}
 	defer flush()
-	signal.Ignore(syscall.SIGPIPE) // nobody reading the log any more is no reason to end
+	signal.Ignore(syscall.SIGPIPE) // the mount goes on if nobody reads the log any more
 
 	ownLog := m.logFile == "" || reported // standard error
 	s, err := m.start(log)
@@ -95,17 +96,17 @@ func (m *mountPlan) serve(signals chan os.Signal, reported bool, stderr io.Write
 		"passthrough", s.mount.Passthrough(), "write_back", s.mount.WriteBack(),
 		"source_events", s.mount.Events(), "version", version)
 	if reported {
-		if err := os.Chdir("/"); err != nil { // keep no directory of the caller busy
-			log.Warn("the working directory stays", "error", err)
+		if err := os.Chdir("/"); err != nil { // do not keep the caller's directory busy
+			log.Warn("the working directory cannot be changed", "error", err)
 		}
 	}
 	if err := report(s.ready(), nil); err != nil {
-		log.Warn("the process that started this one has ended before it knew of the mount, which is taken away again",
+		log.Warn("the process that started this one ended before it knew of the mount; the mount is removed again",
 			"error", err)
 		hangUp(signals)
 	}
 	s.cache.Stage(bounded)
-	if !reported { // else it is not this process that the service manager started
+	if !reported { // otherwise the service manager did not start this process
 		s.readyForManager(s.ready())
 		go s.watched(bounded)
 	}
@@ -117,7 +118,7 @@ func (m *mountPlan) serve(signals chan os.Signal, reported bool, stderr io.Write
 	return err
 }
 
-// logger returns the log, and what writes its last lines.
+// logger returns the log, and a function that writes its last lines.
 func (m *mountPlan) logger(w io.Writer) (log *slog.Logger, flush func(), err error) {
 	if err := setLevel(&m.level, m.logLevel.word); err != nil {
 		return nil, nil, err
@@ -130,14 +131,14 @@ func (m *mountPlan) logger(w io.Writer) (log *slog.Logger, flush func(), err err
 	if m.logFormat.word == "json" {
 		h = slog.NewJSONHandler(w, o)
 	}
-	if m.debugFuse { // every request, as was asked for
+	if m.debugFuse { // every request, as the user asked
 		return slog.New(h), func() {}, nil
 	}
 	q := newQuietLog(h)
 	return slog.New(q), q.flush, nil
 }
 
-// start makes devices, cache, socket and mount, or nothing of them.
+// start makes devices, cache, socket and mount. If one fails, it leaves none of them.
 func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 	if err := m.clearMountpoint(log); err != nil {
 		return nil, err
@@ -226,26 +227,27 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 		log.Info("metrics and a live page are served", "address", "http://"+s.monitor.Address()+"/", "token",
 			m.metricsToken != "")
 	}
-	s.setHold(func(*ending) {}) // bytes may wait already
+	s.setHold(func(*ending) {}) // bytes may be waiting already
 	return s, nil
 }
 
-// clearMountpoint takes away mounts of gaiafs at the mountpoint whose daemons have ended. Where one serves, it fails.
+// clearMountpoint detaches mounts of gaiafs at the mountpoint whose daemons have ended. It fails if a daemon serves
+// one.
 func (m *mountPlan) clearMountpoint(log *slog.Logger) error {
 	for {
 		if is, err := fs.IsMount(m.mountpoint); err != nil || !is {
-			return nil // what is wrong with the place is said later
+			return nil // errors about the mountpoint are reported later
 		}
-		// Not stat(2): the kernel may know the attributes still.
+		// Not stat(2): the kernel may still have the attributes cached.
 		_, err := within(m.mountpoint, askedFor, func() (struct{}, error) {
 			return struct{}{}, unix.Statfs(m.mountpoint, new(unix.Statfs_t))
 		})
 		if errors.Is(err, errNoAnswer) {
-			return fmt.Errorf("MOUNTPOINT %s is the mountpoint of a gaiafs already, whose daemon does not answer: %s",
+			return fmt.Errorf("MOUNTPOINT %s is already a mountpoint of gaiafs, and its daemon does not answer: %s",
 				m.mountpoint, silentDaemons(m.mountpoint))
 		}
 		if !errors.Is(err, syscall.ENOTCONN) {
-			return fmt.Errorf("MOUNTPOINT %s is the mountpoint of a gaiafs already: unmount it with 'gaiafs umount "+
+			return fmt.Errorf("MOUNTPOINT %s is already a mountpoint of gaiafs: unmount it with 'gaiafs umount "+
 				"%s' or choose another directory",
 				m.mountpoint, m.mountpoint)
 		}
@@ -254,22 +256,23 @@ func (m *mountPlan) clearMountpoint(log *slog.Logger) error {
 			return fmt.Errorf("MOUNTPOINT %s is a mount whose daemon has ended, and cannot be unmounted: %w",
 				m.mountpoint, err)
 		}
-		log.Warn("took away a mount whose daemon had ended; programs that had files open there get errors",
+		log.Warn("detached a mount whose daemon had ended; programs with open files there get errors",
 			"mountpoint", m.mountpoint,
 			"programs", len(users))
 	}
 }
 
-// listen binds the control socket. Where it is named after a mountpoint, at which nothing is mounted, one that another
-// daemon listens on belongs to one that is about to end, and that is waited for: it may be bringing bytes home. Where
-// it goes on, as its mount is still somewhere, this one gets another name. Clients ask the mount for it.
+// listen binds the control socket. A socket named after a mountpoint at which nothing is mounted may still belong to
+// the daemon of an earlier mount. That daemon is probably about to end and may be writing bytes home, so listen waits
+// for it. If the daemon goes on because its mount still exists elsewhere, this one takes another name. Clients ask the
+// mount for the name.
 func (s *service) listen(o control.Options) (server *control.Server, err error) {
 	if o.Socket = s.plan.socket; o.Socket != "" {
 		if server, err = control.Listen(o); err != nil {
 			return nil, err
 		}
 		if err := server.Announce(s.plan.mountpoint); err != nil {
-			s.log.Warn("this process will not be found once its mount is detached", "error", err)
+			s.log.Warn("after umount -l, 'gaiafs status' will not find this process", "error", err)
 		}
 		return server, nil
 	}
@@ -288,7 +291,7 @@ func (s *service) listen(o control.Options) (server *control.Server, err error) 
 	}
 	for n := 1; errors.Is(err, syscall.EADDRINUSE) && n < control.MostDaemons; n++ {
 		if n == 1 {
-			s.log.Warn("the daemon of an earlier mount here goes on; what it still writes is seen as a direct change "+
+			s.log.Warn("the daemon of an earlier mount here goes on; what it still writes is treated as a direct change "+
 				"of SOURCE", "socket", o.Socket)
 		}
 		o.Socket = control.DefaultSocket(s.plan.mountpoint, n)
@@ -300,7 +303,7 @@ func (s *service) listen(o control.Options) (server *control.Server, err error) 
 	return server, err
 }
 
-// removeStale removes what killed daemons of the mountpoint left under other names than that of this one's socket.
+// removeStale removes the sockets that killed daemons of the mountpoint left under other names than socket.
 func (s *service) removeStale(socket string) {
 	for n := range control.MostDaemons {
 		other := control.DefaultSocket(s.plan.mountpoint, n)
@@ -308,12 +311,12 @@ func (s *service) removeStale(socket string) {
 			continue
 		}
 		if err := control.RemoveStale(other); err != nil && !errors.Is(err, syscall.EADDRINUSE) {
-			s.log.Warn("what may be the socket of an earlier daemon stays", "error", err)
+			s.log.Warn("a socket, possibly of an earlier daemon, cannot be removed", "error", err)
 		}
 	}
 }
 
-// kernelTimeout says "not at all" as package fs does: it takes zero for its default.
+// kernelTimeout converts 0, "not at all", for package fs, in which 0 means the default.
 func kernelTimeout(d span) time.Duration {
 	if d.Duration == 0 {
 		return -1
@@ -321,7 +324,7 @@ func kernelTimeout(d span) time.Duration {
 	return d.Duration
 }
 
-// granter lets package fs and package control, which do not know each other, agree on grants.
+// granter connects package fs and package control, which do not know each other.
 type granter struct{ *control.Server }
 
 func (g granter) Grant(src pagecache.Source, uid uint32) (fs.Grant, error) {

@@ -15,7 +15,7 @@ import (
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 )
 
-// setPatience is how long set waits: memory that becomes less may have to be written back first.
+// setPatience is how long set waits: a smaller budget may need bytes to be written back first.
 const setPatience = 10 * time.Minute
 
 func newSet() *cobra.Command {
@@ -23,12 +23,12 @@ func newSet() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "set MOUNTPOINT [NAME=VALUE…]",
 		Short: "Change settings of a mount while it is in use",
-		Long: `set changes settings of a mount that is in use: all that are named, or none of them. Names and values are those of
-'gaiafs mount'. Without any it shows the settings that can be changed. What is set lasts as long as the mount. Only root and
-the user who mounted may change something.
+		Long: `set changes settings of a mount that is in use: all that you name, or none of them. Names and values are those of
+'gaiafs mount'. Without settings it shows those that can be changed. Changes last as long as the mount. Only root and the user
+who mounted may change settings.
 
-With less gpu-memory or pinned-memory, what nobody maps leaves first, and set returns when it has left. What programs map
-stays until they give it back.`,
+If gpu-memory or pinned-memory shrinks, set first evicts what nobody maps, and returns when that is done. What programs map stays
+until they unmap it.`,
 		Example: `  gaiafs set /mnt/data
   gaiafs set /mnt/data eviction=lfu
   gaiafs set /mnt/data gpu-memory=20G pinned-memory=64G`,
@@ -55,12 +55,12 @@ stays until they give it back.`,
 	return cmd
 }
 
-// set asks the daemon of a mountpoint.
+// set asks the daemon of a mountpoint to change settings.
 func set(ctx context.Context, mountpoint string, settings []string) (settingStates, error) {
 	if _, err := askStatus(mountpoint, patience); err != nil {
 		return settingStates{}, statusError(mountpoint, err)
 	}
-	for i, text := range settings { // the daemon has a working directory of its own
+	for i, text := range settings { // the daemon has another working directory
 		name, file, _ := strings.Cut(text, "=")
 		if (name == "tenants" || name == "priorities") && file != "" && file != "none" {
 			if at, err := filepath.Abs(file); err == nil {
@@ -74,12 +74,12 @@ func set(ctx context.Context, mountpoint string, settings []string) (settingStat
 	})
 	var refused *gaiafs.Error
 	if errors.As(err, &refused) && refused.Errno == syscall.EINVAL && refused.Text != "" {
-		return settingStates{}, errors.New(refused.Text) // which says all
+		return settingStates{}, errors.New(refused.Text) // the text says everything
 	}
 	return decode[settingStates](doc, err)
 }
 
-// print writes what was changed, or all.
+// print writes what was changed, or with all every live setting.
 func (s settingStates) print(w io.Writer, all bool) {
 	table(w, func(t io.Writer) {
 		for _, one := range s.Settings {
@@ -99,7 +99,7 @@ func (s settingStates) print(w io.Writer, all bool) {
 	}
 }
 
-// completeSet completes a mountpoint, then names of settings, then values where these are words.
+// completeSet completes a mountpoint, then names of settings, then values that are words.
 func completeSet(_ *cobra.Command, args []string, begin string) (words []string, _ cobra.ShellCompDirective) {
 	if len(args) == 0 {
 		return mountpoints(), cobra.ShellCompDirectiveNoFileComp

@@ -16,7 +16,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// Settings change while the mount is in use, all that are named or none, and the status shows them.
+// Settings change while the mount is in use: all that are named, or none. The status shows them.
 func TestSet(t *testing.T) {
 	s := mountForeground(t, "--gpus=emulated:2", "--gpu-memory=16M", "--pinned-memory=8M", "--allow-other")
 	path := filepath.Join(s.mountpoint, "weights")
@@ -50,7 +50,7 @@ func TestSet(t *testing.T) {
 	require.NoError(t, err)
 	r = gaiafsCommand(t, "set", s.mountpoint, "gpu-memory=2M", "pinned-memory=0")
 	require.Equal(t, exitOK, r.code, r.err)
-	require.Contains(t, r.out, "gpu-memory: gpu0 still has 4.0 MiB, until programs give back what they map")
+	require.Contains(t, r.out, "gpu-memory: gpu0 still uses 4.0 MiB, until programs unmap it")
 	now = status()
 	require.EqualValues(t, 2*mib, now.Devices[0].MemoryBytes)
 	require.EqualValues(t, 4*mib, now.Devices[0].UsedBytes)
@@ -63,19 +63,19 @@ func TestSet(t *testing.T) {
 	require.Equal(t, exitOK, gaiafsCommand(t, "warm", path).code)
 
 	for says, setting := range map[string]string{
-		"there is no setting \"colour\" that can be changed; these can: gpu-memory, pinned-memory,": "colour=red",
-		"host-memory is chosen when the mount is made; these can be changed later: gpu-memory":      "host-memory=1G",
-		"eviction: \"fifo\" is none of allocated, lru":                                              "eviction=fifo",
-		"\"eviction\" is not NAME=VALUE":                                                            "eviction",
-		"gpu-memory: \"much\" is no size":                                                           "gpu-memory=much",
-		"a device needs 2MiB at least":                                                              "gpu-memory=1M",
-		"is more than the device has":                                                               "gpu-memory=1000T",
+		"there is no setting \"colour\"; these can be changed: gpu-memory, pinned-memory,": "colour=red",
+		"host-memory is fixed when the mount is made; these can be changed: gpu-memory":    "host-memory=1G",
+		"eviction: \"fifo\" is none of allocated, lru":                                     "eviction=fifo",
+		"\"eviction\" is not NAME=VALUE":                                                   "eviction",
+		"gpu-memory: \"much\" is not a size":                                               "gpu-memory=much",
+		"a device needs at least 2MiB":                                                     "gpu-memory=1M",
+		"is more than the device has":                                                      "gpu-memory=1000T",
 	} {
 		r := gaiafsCommand(t, "set", s.mountpoint, "transfers=fcfs", setting)
 		require.Equal(t, exitFailure, r.code)
 		require.Contains(t, r.err, says)
 	}
-	require.Equal(t, "shares", status().Mount.Settings["transfers"], "none is changed where one is wrong")
+	require.Equal(t, "shares", status().Mount.Settings["transfers"], "if one is wrong, none is changed")
 	require.Contains(t, gaiafsCommand(t, "set", s.mountpoint, "eviction=lru", "eviction=lfu").err,
 		"eviction is given twice")
 	for dir := s.mountpoint; dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
@@ -87,8 +87,8 @@ func TestSet(t *testing.T) {
 	require.Equal(t, exitOK, s.end(t))
 }
 
-// A budget that nobody chose follows what other programs take of a device: what nobody maps goes, what programs map
-// stays, and status says why; when the others have gone it grows again.
+// An automatic budget follows what other programs use of a device. What nobody maps is evicted, what programs map
+// stays, and status says why. When the other programs have gone, it grows again.
 func TestLiveBudget(t *testing.T) {
 	taken := filepath.Join(t.TempDir(), "taken")
 	say := func(bytes string) { require.NoError(t, os.WriteFile(taken, []byte(bytes), 0o644)) }
@@ -114,7 +114,7 @@ func TestLiveBudget(t *testing.T) {
 	all := device().MemoryBytes
 	require.Empty(t, device().MemoryWhy)
 
-	say(fmt.Sprint(all / 3 * 4)) // all that the device has
+	say(fmt.Sprint(all / 3 * 4)) // all memory of the device
 	until(func(d pagecache.DeviceStatus) bool { return d.UsedBytes == 4*mib && d.MemoryBytes == 4*mib })
 	require.Contains(t, device().MemoryWhy, "others use the device too, and 0 B are free; programs map the rest")
 	require.Contains(t, gaiafsCommand(t, "status", s.mountpoint).out, "gpu0 memory: auto, of ")
@@ -139,7 +139,7 @@ func TestSetIsCompleted(t *testing.T) {
 	require.Equal(t, []string{"log-level=debug", "log-level=info", "log-level=warn", "log-level=error"}, words)
 }
 
-// Who asks for the settings changes none.
+// Reading the settings changes none.
 func TestSettingsAreDescribedOnly(t *testing.T) {
 	given := newSettings()
 	require.NoError(t, given.flags().Parse([]string{"--read-only", "--allow-other", "--metrics-token-file=t",

@@ -13,7 +13,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// settings are what a mount can be told. docs/configuration.md describes them.
+// settings are the options of a mount. docs/configuration.md describes them.
 type settings struct {
 	gpus              gpuChoice
 	gpuMemory         budget
@@ -69,25 +69,25 @@ func newSettings() *settings {
 	}
 }
 
-// flags returns the settings as flags, which begin as the settings are. Their names are also the keys of a
+// flags returns flags that set s. Their defaults are the present values of s. Their names are also the keys of a
 // configuration file.
 func (s *settings) flags() *pflag.FlagSet {
 	f := pflag.NewFlagSet("settings", pflag.ContinueOnError)
 	f.Var(&s.gpus, "gpus", "devices: auto, none, or several of cuda[:0,1] and emulated[:N], as in cuda:0,emulated:1")
-	f.Var(&s.gpuMemory, "gpu-memory", "memory that the cache may use of each device")
+	f.Var(&s.gpuMemory, "gpu-memory", "memory of each device that the cache may use")
 	f.Var(&s.hostMemory, "host-memory",
 		"host memory for what grows with the work of programs: base copies, page states, pages read ahead "+
 			"(default: a sixteenth of the machine's)")
-	f.Lookup("host-memory").DefValue = "" // help says the same on every machine
+	f.Lookup("host-memory").DefValue = "" // so that the help text is the same on every machine
 	f.Var(&s.pinnedMemory, "pinned-memory",
-		"host memory that may be pinned for what devices have no room for, 0 is none (default: a quarter of the machine's)")
+		"host memory that may be pinned for what does not fit on devices; 0 is none (default: a quarter of the machine's)")
 	f.Lookup("pinned-memory").DefValue = ""
 	f.StringVar(&s.socket, "socket", s.socket,
 		"absolute `PATH` of the control socket (default: one for the mountpoint in the runtime directory)")
 	f.BoolVar(&s.allowOther, "allow-other", s.allowOther,
-		"let other users use the mount, as the files' permissions say")
+		"let other users use the mount, within the files' permissions")
 	f.Var(&s.userShare, "user-share",
-		"with --allow-other, what the programs of one user may map of each device's memory")
+		"with --allow-other, the part of each device's memory that the programs of one user may map")
 	f.BoolVar(&s.trustUsers, "trust-users", s.trustUsers,
 		"let all users of the mount share device memory; docs/security.md says what that means")
 	f.Var(&s.priorities, "priorities", "TOML file that says which files' memory goes first; docs/eviction.md describes it")
@@ -95,48 +95,48 @@ func (s *settings) flags() *pflag.FlagSet {
 	f.Var(&s.eviction, "eviction", "which extent goes first when a device is full; docs/eviction.md describes the rules")
 	f.Var(&s.transfers, "transfers",
 		"which transfer of a device begins next; docs/transfers.md describes the disciplines")
-	f.BoolVar(&s.readOnly, "read-only", s.readOnly, "refuse every change")
+	f.BoolVar(&s.readOnly, "read-only", s.readOnly, "refuse all changes")
 	f.BoolVar(&s.kernelOpens, "kernel-opens", s.kernelOpens,
 		"with --read-only: let the kernel open files and directories itself, which is faster for many small files")
-	f.Var(&s.restrict, "restrict", "what the mount forbids besides what SOURCE's does: nosuid, nodev, noexec")
+	f.Var(&s.restrict, "restrict", "restrictions in addition to those of SOURCE's filesystem: nosuid, nodev, noexec")
 	f.Var(&s.passthrough, "passthrough",
 		"auto: without devices, or read-only, let the kernel read and write the files of SOURCE itself")
 	f.BoolVar(&s.writeBack, "write-back", s.writeBack,
-		"let the kernel keep writes and send them later; docs/consistency.md has the price")
+		"let the kernel keep writes and send them later; docs/consistency.md describes the cost")
 	f.Var(&s.writeBackInterval, "write-back-interval",
-		"age at which released bytes are in the backing file at the latest")
+		"longest time until released bytes are in the backing file")
 	f.Var(&s.directReads, "direct-reads",
-		"how devices are filled from the disk: auto is past the host's page cache where that is possible")
+		"how devices are filled from the disk: auto bypasses the host's page cache if that is possible")
 	f.Var(&s.neighbourLinks, "neighbour-links",
-		"whether a large view is filled over the links of idle devices, too: auto where that is faster")
+		"auto: also fill large views over the links of idle devices if that is faster")
 	f.Var(&s.sourceEvents, "source-events",
-		"which events of the kernel report changes made in SOURCE directly; all has names and attributes kept for a minute")
-	f.Var(&s.deviceReads, "device-reads", "when reads on the CPU come from devices that have what the disk has")
+		"which kernel events report changes made directly in SOURCE; with all, the kernel keeps names and attributes for a minute")
+	f.Var(&s.deviceReads, "device-reads", "when CPU reads of bytes that the disk has are served by a device")
 	f.Var(&s.attrTimeout, "attr-timeout", "how long the kernel may keep attributes without asking; 0 is not at all")
 	f.Var(&s.entryTimeout, "entry-timeout", "how long the kernel may keep names without asking; 0 is not at all")
 	f.StringVar(&s.metrics, "metrics", s.metrics,
 		"serve metrics and a live page at `ADDRESS`, as 127.0.0.1:9400; beyond this machine only with a token")
 	f.StringVar(&s.metricsToken, "metrics-token-file", s.metricsToken,
-		"whoever asks for metrics needs the token that `PATH` has")
-	f.Var(&s.logLevel, "log-level", "least severity that is logged")
-	f.Var(&s.logFormat, "log-format", "form of the log")
+		"require the token in the file `PATH` from readers of metrics")
+	f.Var(&s.logLevel, "log-level", "lowest severity that is logged")
+	f.Var(&s.logFormat, "log-format", "format of the log")
 	f.StringVar(&s.logFile, "log-file", s.logFile,
-		"append the log to `PATH` (default: standard error; with --daemon a file of the mountpoint)")
+		"append the log to `PATH` (default: standard error; with --daemon a file named after the mountpoint)")
 	f.BoolVar(&s.debugFuse, "debug-fuse", s.debugFuse, "log every request of the kernel")
 	return f
 }
 
-// variable returns the environment variable of a setting.
+// variable returns the name of a setting's environment variable.
 func variable(setting string) string {
 	return "GAIAFS_" + strings.ToUpper(strings.ReplaceAll(setting, "-", "_"))
 }
 
-// complete sets what the command line left open from the environment, then from the configuration files. f has the
-// settings' flags, parsed.
+// complete fills in settings that the command line does not give: first from the environment, then from the
+// configuration files. f has the settings' flags, parsed.
 func complete(f *pflag.FlagSet, config string, environment func(string) (string, bool)) error {
 	given := make(map[string]bool)
 	f.Visit(func(fl *pflag.Flag) { given[fl.Name] = true })
-	own := newSettings().flags() // f may have flags that are no settings
+	own := newSettings().flags() // f may also have flags that are no settings
 	var failed error
 	own.VisitAll(func(fl *pflag.Flag) {
 		text, ok := environment(variable(fl.Name))
@@ -173,7 +173,7 @@ func complete(f *pflag.FlagSet, config string, environment func(string) (string,
 	return nil
 }
 
-// cause takes away what pflag puts around the error of a Value, which speaks of flags.
+// cause unwraps pflag's error about a Value, whose text speaks of flags.
 func cause(err error) error {
 	var invalid *pflag.InvalidValueError
 	if !errors.As(err, &invalid) {
@@ -185,13 +185,13 @@ func cause(err error) error {
 	return invalid.Unwrap()
 }
 
-// osEnvironment is the process's environment, in which an empty variable counts as none.
+// osEnvironment looks up a variable of the process. An empty variable counts as unset.
 func osEnvironment(name string) (string, bool) {
 	v := os.Getenv(name)
 	return v, v != ""
 }
 
-// settingNames lists the settings.
+// settingNames lists the names of the settings.
 func settingNames() []string {
 	var names []string
 	newSettings().flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })

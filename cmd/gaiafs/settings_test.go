@@ -78,8 +78,8 @@ func TestWrongSettingsNameWhereTheyAre(t *testing.T) {
 		"gpus = \"none\"\n[mount]\nread-only = true": ":2: mount: there is no such setting",
 		"\n\"a,b\" = 1":                          ":2: a,b: there is no such setting",
 		"\"a\\\"b\" = 1":                         ":1: a\"b: there is no such setting",
-		"# none\ngpu-memory = \"lots\"":          ":2: gpu-memory: \"lots\" is no size",
-		"log-level = \"info\"\nattr-timeout = 3": ":2: attr-timeout: \"3\" is no duration",
+		"# none\ngpu-memory = \"lots\"":          ":2: gpu-memory: \"lots\" is not a size",
+		"log-level = \"info\"\nattr-timeout = 3": ":2: attr-timeout: \"3\" is not a duration",
 		"read-only = \"perhaps\"":                ":1: read-only: \"perhaps\" is neither true nor false",
 		"gpu-memory = [1, 2]":                    ":1: gpu-memory: a text, a whole number or true or false is needed",
 		"gpus = 'none'\ngpus = 'auto'":           ":2: ",
@@ -95,7 +95,7 @@ func TestWrongSettingsNameWhereTheyAre(t *testing.T) {
 	}
 	s := newSettings()
 	err := complete(s.flags(), "/dev/null", environment(map[string]string{"GAIAFS_ENTRY_TIMEOUT": "-1s"}))
-	require.EqualError(t, err, `GAIAFS_ENTRY_TIMEOUT: "-1s" is too short; the least is 0s`)
+	require.EqualError(t, err, `GAIAFS_ENTRY_TIMEOUT: "-1s" is too short; the minimum is 0s`)
 }
 
 func TestSizes(t *testing.T) {

@@ -21,12 +21,12 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// statusDocument is what the control socket answers a request for the status with.
+// statusDocument is the control socket's answer to a request for the status.
 type statusDocument struct {
 	Mount mountStatus `json:"mount"`
-	// Requests are those of the kernel, by kind.
+	// Requests has the latencies of the kernel's requests, by kind.
 	Requests map[string]pagecache.Latency `json:"requests"`
-	// Programs are the processes that map something.
+	// Programs are the processes with mappings.
 	Programs []control.Program `json:"programs"`
 	pagecache.Status
 }
@@ -41,26 +41,27 @@ type mountStatus struct {
 	Socket     string    `json:"socket"`
 	Devices    string    `json:"gpus"`
 	ReadOnly   bool      `json:"read_only"`
-	// WriteBack says that the kernel keeps writes and sends them later.
+	// WriteBack says that the kernel caches writes and sends them later.
 	WriteBack bool `json:"write_back"`
-	// Passthrough says that the kernel reads and writes files of SOURCE itself, PassthroughRefused how often it would
-	// not.
+	// Passthrough says that the kernel reads and writes files of SOURCE itself. PassthroughRefused is how often the
+	// kernel refused to.
 	Passthrough        bool  `json:"passthrough"`
 	PassthroughRefused int64 `json:"passthrough_refused"`
-	// Events says which events report changes in SOURCE, EventsLost how often the kernel dropped some.
+	// Events says which events report changes in SOURCE. EventsLost is how often the kernel dropped events.
 	Events      string `json:"source_events"`
 	EventsLost  int64  `json:"source_events_lost"`
 	DeviceReads string `json:"device_reads"`
-	// Settings are those that `gaiafs set` changes, Changed those of them that it did change.
+	// Settings are the live settings. Changed names those that `gaiafs set` has changed.
 	Settings map[string]string `json:"settings"`
 	Changed  []string          `json:"settings_changed,omitempty"`
 	// Metrics is the address where metrics and the live page are served, empty without --metrics.
 	Metrics string `json:"metrics,omitempty"`
-	// Clients is the number of connections of the helper library, this one included, Mappings what they map.
+	// Clients is the number of connections of the helper library, including this one. Mappings is the number of their
+	// mappings.
 	Clients  int `json:"clients"`
 	Mappings int `json:"mappings"`
-	// Detached says that the mount is not at its place any more. Ending is why the daemon ends, if it does, and GivesUp
-	// when it gives up bytes that home does not take.
+	// Detached says that the mount is no longer at its mountpoint. Ending is why the daemon ends, if it does. GivesUp
+	// is when it discards bytes that home does not accept.
 	Detached bool       `json:"detached"`
 	Ending   string     `json:"ending,omitempty"`
 	GivesUp  *time.Time `json:"gives_up,omitempty"`
@@ -104,8 +105,8 @@ func (s *service) status() statusDocument {
 	return document
 }
 
-// shownTo leaves out what the viewer may not know: the names of files that others map, which may be in directories that
-// she may not read, and what else other users map.
+// shownTo removes what the viewer may not see: the names of files that others map, which may be in directories that the
+// viewer cannot read, and the other users' mappings, views, tenants and pins.
 func (s statusDocument) shownTo(v control.Viewer) statusDocument {
 	s.Files, s.Losses, s.Devices = slices.Clone(s.Files), slices.Clone(s.Losses), slices.Clone(s.Devices)
 	for i := range s.Files {
@@ -113,7 +114,7 @@ func (s statusDocument) shownTo(v control.Viewer) statusDocument {
 			f.Name = "[" + f.ID.String() + "]"
 			f.PinnedBy = 0
 		}
-		s.Files[i].Views = slices.DeleteFunc(slices.Clone(s.Files[i].Views), // what the page cache keeps stays
+		s.Files[i].Views = slices.DeleteFunc(slices.Clone(s.Files[i].Views), // the page cache keeps its own
 			func(view pagecache.ViewStatus) bool { return !v.All && view.User != v.User })
 	}
 	for i, l := range s.Losses {
@@ -142,11 +143,11 @@ func newStatus() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status [MOUNTPOINT]",
 		Short: "List mounts, or show devices, files and counters of one",
-		Long: `status lists the mounts of gaiafs. Of a mount that is named it shows what it holds where. Pages are of 4 KiB. What is zero
-is left out, unless --all is given. With --json it prints a stable document for scripts, which docs/status.md describes.
+		Long: `status lists the mounts of gaiafs. For a named mount, it shows what is on which device. Pages are 4 KiB. It leaves out what is
+zero, unless --all is given. --json prints a stable document for scripts, which docs/status.md describes.
 
-A mount that was detached (umount -l) may have a daemon that still brings bytes home. The list has such daemons too. MOUNTPOINT
-shows one while nothing else is mounted there, --pid in any case.`,
+A detached mount (umount -l) may have a daemon that still writes bytes home. The list includes such daemons. MOUNTPOINT shows one
+while nothing else is mounted there; --pid always does.`,
 		Example: `  gaiafs status
   gaiafs status /mnt/data
   gaiafs status --json /mnt/data | jq '.counters.merged_pages'`,
@@ -167,13 +168,13 @@ shows one while nothing else is mounted there, --pid in any case.`,
 		},
 	}
 	cmd.Flags().BoolVar(&q.asJSON, "json", false, "print JSON")
-	cmd.Flags().BoolVar(&q.all, "all", false, "show what is zero, too")
-	cmd.Flags().IntVar(&q.pid, "pid", 0, "show the daemon that is process `PID`")
+	cmd.Flags().BoolVar(&q.all, "all", false, "also show what is zero")
+	cmd.Flags().IntVar(&q.pid, "pid", 0, "show the daemon with process ID `PID`")
 	cmd.Flags().Var(&q.timeout, "timeout", "how long to wait for a daemon's answer")
 	return cmd
 }
 
-// statusQuery is a call of status.
+// statusQuery holds the options of one status command.
 type statusQuery struct {
 	asJSON, all bool
 	pid         int
@@ -216,7 +217,7 @@ func (q *statusQuery) show(cmd *cobra.Command, args []string) error {
 	return s.print(out, q.all)
 }
 
-// ask asks the daemon that was meant.
+// ask asks the daemon that the command line names.
 func (q *statusQuery) ask(cmd *cobra.Command, args []string) ([]byte, error) {
 	if q.pid != 0 {
 		f, err := findByPID(q.pid, q.timeout.Duration)
@@ -250,15 +251,15 @@ func (q *statusQuery) ask(cmd *cobra.Command, args []string) ([]byte, error) {
 	}
 }
 
-// isNoMount reports whether the error of a status says that nothing of gaiafs is mounted there.
+// isNoMount reports whether an error says that gaiafs has nothing mounted there.
 func isNoMount(err error) bool {
 	return errors.Is(err, syscall.ENOTTY) || errors.Is(err, syscall.EINVAL)
 }
 
-// severalDetached is the error for a mountpoint that does not tell which daemon is meant.
+// severalDetached returns the error for a mountpoint at which several daemons had their mounts.
 func severalDetached(mountpoint string, all []found) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "nothing is mounted at %s, but several daemons go on for mounts that were there: choose one with "+
+	fmt.Fprintf(&b, "nothing is mounted at %s, but several daemons still run for mounts that were there: choose one with "+
 		"--pid\n", mountpoint)
 	for i, f := range all {
 		if i > 0 {
@@ -269,23 +270,23 @@ func severalDetached(mountpoint string, all []found) error {
 	return errors.New(b.String())
 }
 
-// errNoAnswer says that a daemon is there and says nothing.
+// errNoAnswer says that a daemon exists but does not answer.
 var errNoAnswer = errors.New("the daemon does not answer")
 
-// askStatus asks the daemon, at a mountpoint or a socket.
+// askStatus asks the daemon for its status, through a mountpoint or a socket.
 func askStatus(where string, patience time.Duration) ([]byte, error) {
 	return within(where, patience, func() ([]byte, error) { return gaiafs.Status(where) })
 }
 
-// patience is how long commands wait for a daemon's answer that have no setting for it.
+// patience is how long commands without a timeout setting wait for a daemon's answer.
 const patience = 10 * time.Second
 
-// stoppedAfter is how long a daemon has to be silent until it is looked at whether it is stopped.
+// stoppedAfter is how often to check whether a silent daemon is stopped.
 const stoppedAfter = time.Second
 
-// within returns what call returns, which asks the daemon of the mount that path is on, or of that socket. The daemon
-// may be stopped, or hang, and no signal would end a call that waits for it: the call is left behind then, for this
-// process to take with it when it ends. A daemon that is stopped is not waited for to the end.
+// within returns the result of call, which asks the daemon of the mount that contains path, or the daemon with that
+// socket. The daemon may be stopped or hang, and no signal would end a call that waits for it. After limit the call is
+// abandoned, and ends with this process. within gives up early if the daemon is stopped.
 func within[T any](path string, limit time.Duration, call func() (T, error)) (T, error) {
 	type answer struct {
 		value T
@@ -318,12 +319,12 @@ func within[T any](path string, limit time.Duration, call func() (T, error)) (T,
 func statusError(mountpoint string, err error) error {
 	switch {
 	case errors.Is(err, errNoAnswer):
-		what := cmp.Or(silentDaemons(mountpoint), "it waits for something, or is stopped")
-		return fmt.Errorf("%s: %w: %s. Wait longer with --timeout, or give the mount up with 'gaiafs umount --force "+
+		what := cmp.Or(silentDaemons(mountpoint), "it is waiting for something, or is stopped")
+		return fmt.Errorf("%s: %w: %s. Wait longer with --timeout, or give up the mount with 'gaiafs umount --force "+
 			"%s'",
 			mountpoint, err, what, mountpoint)
 	case isNoMount(err), errors.Is(err, syscall.ENOTDIR):
-		return fmt.Errorf("%s is not a mountpoint of gaiafs: 'gaiafs status' lists those there are",
+		return fmt.Errorf("%s is not a mountpoint of gaiafs: 'gaiafs status' lists the mounts",
 			mountpoint)
 	case errors.Is(err, syscall.ENOENT):
 		return fmt.Errorf("%s does not exist: check the spelling", mountpoint)
@@ -331,7 +332,7 @@ func statusError(mountpoint string, err error) error {
 		return fmt.Errorf("the daemon of %s has ended: unmount it with 'gaiafs umount %s' and mount it again",
 			mountpoint, mountpoint)
 	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
-		return fmt.Errorf("%s belongs to another user: ask as that user, or mount it with --allow-other", mountpoint)
+		return fmt.Errorf("%s belongs to another user: run this as that user, or mount it with --allow-other", mountpoint)
 	}
 	return err
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// TestStatusNamesNoFilesOfOthers: who neither mounted nor maps a file is told what it takes, and not what it is called.
+// TestStatusNamesNoFilesOfOthers: users who neither mounted nor map a file see its size, but not its name.
 func TestStatusNamesNoFilesOfOthers(t *testing.T) {
 	id := pagecache.FileID{Dev: 0x803, Ino: 12}
 	loss := &pagecache.Loss{Device: 1, ID: id, File: "private/diary", Pages: 3}
@@ -36,11 +36,11 @@ func TestStatusNamesNoFilesOfOthers(t *testing.T) {
 	require.Equal(t, []pagecache.UserPins{{User: 8, Bytes: 2}}, shown.Devices[0].Users)
 	require.Equal(t, []pagecache.ViewStatus{{User: 8, Bytes: 2}}, shown.Files[0].Views)
 	require.Equal(t, []control.Program{{Process: 2, User: 8}}, shown.Programs)
-	require.EqualValues(t, 8, views[1].User, "the cache's own is left as it is")
-	require.Equal(t, "private/diary", loss.File, "the cache's own is left as it is")
+	require.EqualValues(t, 8, views[1].User, "the cache's own copy is unchanged")
+	require.Equal(t, "private/diary", loss.File, "the cache's own copy is unchanged")
 }
 
-// TestStatusShowsViews has the human form name the views of a file.
+// TestStatusShowsViews: the text form names the views of a file.
 func TestStatusShowsViews(t *testing.T) {
 	s := statusDocument{Status: pagecache.Status{Files: []pagecache.FileStatus{{Name: "weights",
 		Views: []pagecache.ViewStatus{
@@ -55,7 +55,7 @@ func TestStatusShowsViews(t *testing.T) {
 		"view on gpu0: 1.0 MiB in 1 segment, for user 0, 1 mapping; 2.0 MiB of device memory\n")
 }
 
-// TestCommandSourceEvents asks for each kind of events, and for none.
+// TestCommandSourceEvents tries each kind of events, and none.
 func TestCommandSourceEvents(t *testing.T) {
 	for _, word := range []string{fs.EventsAuto, fs.EventsAll, fs.EventsFanotify, fs.EventsInotify, fs.EventsOff} {
 		t.Run(word, func(t *testing.T) {
@@ -67,10 +67,10 @@ func TestCommandSourceEvents(t *testing.T) {
 			s.signal(t, syscall.SIGTERM)
 			require.Equal(t, exitOK, s.end(t))
 			want := []string{word}
-			if word != fs.EventsOff { // the kernel may have less
+			if word != fs.EventsOff { // the kernel may support fewer kinds
 				want = []string{fs.EventsOff, word}
 			}
-			if word == fs.EventsAuto || word == fs.EventsAll { // files pass through where they can
+			if word == fs.EventsAuto || word == fs.EventsAll { // files pass through if they can
 				want = []string{fs.EventsAll, fs.EventsFanotify, fs.EventsInotify, fs.EventsOff}
 			}
 			require.Contains(t, want, document.Mount.Events)

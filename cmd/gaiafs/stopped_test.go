@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// commandsOnMounts are command lines that speak with the daemon of a mount. MOUNT stands for the mountpoint.
+// commandsOnMounts are command lines that talk to the daemon of a mount. MOUNT stands for the mountpoint.
 var commandsOnMounts = [][]string{
 	{"status", "MOUNT"},
 	{"umount", "MOUNT"},
@@ -27,7 +27,7 @@ var commandsOnMounts = [][]string{
 	{"debug", "MOUNT", "-o", "/dev/null"},
 }
 
-// A daemon that is stopped hangs no command: each names the process, and says what helps.
+// A stopped daemon blocks no command: each names the process, and says what helps.
 func TestCommandsOnAStoppedDaemon(t *testing.T) {
 	s := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=64M")
 	require.NoError(t, os.WriteFile(filepath.Join(s.mountpoint, "file"), []byte("content"), 0o600))
@@ -38,7 +38,7 @@ func TestCommandsOnAStoppedDaemon(t *testing.T) {
 		require.Equal(t, exitOK, s.end(t))
 	}()
 	require.Eventually(t, func() bool { return processState(s.pid()) == 'T' }, time.Minute, time.Millisecond)
-	cure := fmt.Sprintf("process %d is stopped, and 'kill -CONT %d' has it go on", s.pid(), s.pid())
+	cure := fmt.Sprintf("process %d is stopped; 'kill -CONT %d' continues it", s.pid(), s.pid())
 	results := make([]result, len(commandsOnMounts))
 	var all sync.WaitGroup
 	for i, line := range commandsOnMounts {
@@ -53,7 +53,7 @@ func TestCommandsOnAStoppedDaemon(t *testing.T) {
 	}
 	all.Wait()
 	for i, r := range results {
-		if commandsOnMounts[i][0] != "debug" { // it goes without
+		if commandsOnMounts[i][0] != "debug" { // debug goes on without the daemon
 			require.Equal(t, exitFailure, r.code, "%v: %s", commandsOnMounts[i], r.err)
 		}
 		require.Contains(t, r.err, cure, "%v", commandsOnMounts[i])
@@ -65,7 +65,7 @@ func TestCommandsOnAStoppedDaemon(t *testing.T) {
 	require.NoError(t, debug.Process.Signal(syscall.SIGINT))
 	require.Error(t, debug.Wait())
 	require.Equal(t, exitFailure, debug.ProcessState.ExitCode())
-	require.NoFileExists(t, half, "half an archive of a command that was interrupted")
+	require.NoFileExists(t, half, "an interrupted command leaves no partial archive")
 	r := gaiafsCommand(t, "status")
 	require.Equal(t, exitOK, r.code, r.err)
 	require.Contains(t, r.out, cure)

@@ -15,7 +15,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// print writes the status for people. What is zero is left out unless all is set.
+// print writes the status as text. It leaves out what is zero unless all is set.
 func (s *statusDocument) print(w io.Writer, all bool) error {
 	var b strings.Builder
 	s.printMount(&b)
@@ -36,7 +36,7 @@ func (s *statusDocument) print(w io.Writer, all bool) error {
 	return err
 }
 
-// printMount says what is mounted, how, and whether it ends.
+// printMount describes the mount, and whether it is ending.
 func (s *statusDocument) printMount(b *strings.Builder) {
 	m := s.Mount
 	fmt.Fprintf(b, "%s at %s", m.Source, m.Mountpoint)
@@ -63,20 +63,20 @@ func (s *statusDocument) printMount(b *strings.Builder) {
 		b.WriteString("\n")
 	}
 	if m.Detached {
-		fmt.Fprintf(b, "detached: the mount is not at its place any more; %s wait to be written back%s. 'gaiafs "+
-			"umount --force --pid %d' gives them up\n",
+		fmt.Fprintf(b, "detached: the mount is no longer at its mountpoint; %s wait to be written back%s. 'gaiafs "+
+			"umount --force --pid %d' discards them\n",
 			bytesText(s.waiting()), s.whyWaiting(), m.PID)
 	}
 	if m.Ending != "" {
 		fmt.Fprintf(b, "ending: %s", m.Ending)
 		if m.GivesUp != nil {
-			fmt.Fprintf(b, "; gives up what cannot be written back at %s", m.GivesUp.Local().Format(time.DateTime))
+			fmt.Fprintf(b, "; discards what is not written back by %s", m.GivesUp.Local().Format(time.DateTime))
 		}
 		b.WriteString("\n")
 	}
 }
 
-// printDevices lists the devices, and why they have other budgets than at first.
+// printDevices lists the devices, and why their budgets have changed.
 func (s *statusDocument) printDevices(b *strings.Builder) {
 	b.WriteString("\nDevices\n")
 	table(b, func(t io.Writer) {
@@ -104,12 +104,12 @@ func (s *statusDocument) printDevices(b *strings.Builder) {
 
 // printOwners lists tenants and pins.
 func (s *statusDocument) printOwners(b *strings.Builder, all bool) {
-	section(b, "Tenants: who owns most above the share gives way first", func(t io.Writer) (rows int) {
+	section(b, "Tenants: the one furthest above its share gives way first", func(t io.Writer) (rows int) {
 		fmt.Fprintf(t, "  \ttenant\towns\tshare\tmaximum\t\n")
 		list := func(of string, accounts []pagecache.Account) {
 			for _, a := range accounts {
 				if len(accounts) == 1 && a.Most == 0 && !all {
-					continue // it may have all
+					continue // a lone tenant without a limit may use everything
 				}
 				rows++
 				most := "-"
@@ -126,7 +126,7 @@ func (s *statusDocument) printOwners(b *strings.Builder, all bool) {
 		return rows
 	})
 
-	section(b, "Pinned files: what there is of them stays", func(t io.Writer) (rows int) {
+	section(b, "Pinned files: what devices have of them stays", func(t io.Writer) (rows int) {
 		for _, d := range s.Devices {
 			for _, u := range d.Pins {
 				rows++
@@ -137,7 +137,7 @@ func (s *statusDocument) printOwners(b *strings.Builder, all bool) {
 	})
 }
 
-// printMoves says why extents left, and what brackets had in pinned memory.
+// printMoves lists why extents were evicted, and what brackets used in pinned memory.
 func (s *statusDocument) printMoves(b *strings.Builder) {
 	section(b, "Evicted, and why", func(t io.Writer) (rows int) {
 		for _, d := range s.Devices {
@@ -165,7 +165,7 @@ func (s *statusDocument) printMoves(b *strings.Builder) {
 	})
 }
 
-// printLosses lists what was lost with devices.
+// printLosses lists the bytes that were lost with devices.
 func (s *statusDocument) printLosses(b *strings.Builder) {
 	if len(s.Losses) == 0 {
 		return
@@ -179,9 +179,9 @@ func (s *statusDocument) printLosses(b *strings.Builder) {
 	})
 }
 
-// printPrograms lists the programs that map something.
+// printPrograms lists the programs with mappings.
 func (s *statusDocument) printPrograms(b *strings.Builder) {
-	section(b, "Programs that map", func(t io.Writer) (rows int) {
+	section(b, "Programs with mappings", func(t io.Writer) (rows int) {
 		for _, p := range s.Programs {
 			rows++
 			fmt.Fprintf(t, "  %s\tprocess %d\tuser %d\t%s\t%s\n", cmp.Or(pagecache.Printable(p.Name), "?"), p.Process,
@@ -191,7 +191,7 @@ func (s *statusDocument) printPrograms(b *strings.Builder) {
 	})
 }
 
-// printReads says what reads of programs on the CPU take.
+// printReads lists the costs of reads by CPU programs.
 func (s *statusDocument) printReads(b *strings.Builder, all bool) {
 	section(b, "Reads on the CPU: moving averages", func(t io.Writer) (rows int) {
 		fmt.Fprintf(t, "  \tlatency (µs)\tper second\treads\tunder way\t\n")
@@ -204,7 +204,7 @@ func (s *statusDocument) printReads(b *strings.Builder, all bool) {
 				return
 			}
 			rows++
-			latency, rate := "-", "-" // nobody has measured them
+			latency, rate := "-", "-" // not measured
 			if c.Reads > 0 {
 				latency, rate = fmt.Sprintf("%.0f", c.LatencyMicros), bytesText(int64(c.Rate))
 			}
@@ -245,12 +245,12 @@ func (s *statusDocument) printCounters(b *strings.Builder, all bool) {
 	})
 }
 
-// memoryClasses are what host memory is used for, in the order in which people are told.
+// memoryClasses are the uses of host memory, in the order in which they are shown.
 var memoryClasses = []struct{ name, what string }{{"bases", "base copies"},
 	{"clean", "pages read ahead from devices"}, {"states", "page states"}, {"digests", "page hashes"},
 	{"views", "lists of segments of views"}}
 
-// hostMemory says what host memory is used for.
+// hostMemory describes how host memory is used.
 func (s *statusDocument) hostMemory(all bool) string {
 	text := bytesText(s.Memory.UsedBytes) + " of " + bytesText(s.Memory.LimitBytes)
 	separator := "; "
@@ -278,7 +278,7 @@ func section(b *strings.Builder, heading string, fill func(io.Writer) (rows int)
 	}
 }
 
-// ways says where the bytes on devices came from; nothing where there are none, unless all is set.
+// ways says where the bytes on devices came from. It returns "" if there are none, unless all is set.
 func (s *statusDocument) ways(all bool) string {
 	var b strings.Builder
 	var parts []string
@@ -297,7 +297,7 @@ func (s *statusDocument) ways(all bool) string {
 		b.WriteString("  the disk is read through the page cache only (--direct-reads off)\n")
 	}
 	for _, reason := range s.Buffered {
-		fmt.Fprintf(&b, "  some file is read through the page cache: %s\n", reason)
+		fmt.Fprintf(&b, "  some files are read through the page cache: %s\n", reason)
 	}
 	return b.String()
 }
@@ -330,7 +330,7 @@ func (s *statusDocument) files(t io.Writer) {
 			fmt.Fprintf(t, "    %s\n", viewText(v))
 		}
 		if f.BusySeconds > 0 {
-			fmt.Fprintf(t, "    has not answered for %.1f s; this is what was seen last\n", f.BusySeconds)
+			fmt.Fprintf(t, "    has not answered for %.1f s; this is its last known state\n", f.BusySeconds)
 		}
 		if f.Error != "" {
 			fmt.Fprintf(t, "    %s wait to be written back: %s\n", bytesText(f.WaitingBytes), f.Error)
@@ -349,7 +349,7 @@ func viewText(v pagecache.ViewStatus) string {
 		v.User, count(v.Mappings, "mapping"), bytesText(v.DeviceBytes))
 }
 
-// count is a number of things, for people.
+// count formats a number of things.
 func count(n int, thing string) string {
 	if n != 1 {
 		thing += "s"
@@ -360,7 +360,7 @@ func count(n int, thing string) string {
 func table(w io.Writer, fill func(io.Writer)) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fill(t)
-	_ = t.Flush() // into memory
+	_ = t.Flush() // cannot fail: it writes to memory
 }
 
 func bytesText(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }

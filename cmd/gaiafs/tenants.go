@@ -13,7 +13,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// tenantFile is the value of --tenants: the file, and what it says. docs/tenants.md describes the file.
+// tenantFile is the value of --tenants: a file and its contents. docs/tenants.md describes the file.
 type tenantFile struct{ listFile[pagecache.Tenant] }
 
 // tenantTable is an entry of the file.
@@ -29,7 +29,7 @@ type tenantTable struct {
 	MostPinned string   `toml:"maximum-pinned"`
 }
 
-// Set reads the file; "none" stands for no file, and equal shares.
+// Set reads the file. "none" means no file: equal shares.
 func (f *tenantFile) Set(path string) error { return f.read(path, "tenants", parseTenants) }
 
 // parseTenants reads the file's text.
@@ -51,7 +51,7 @@ func parseTenants(text string) (list []pagecache.Tenant, err error) {
 	return list, pagecache.CheckTenants(list)
 }
 
-// tenant returns what a table means.
+// tenant converts a table to a tenant.
 func (t tenantTable) tenant() (of pagecache.Tenant, err error) {
 	of.Weight = 1
 	if t.Weight != nil {
@@ -74,7 +74,7 @@ func (t tenantTable) tenant() (of pagecache.Tenant, err error) {
 	return of, t.whose(&of)
 }
 
-// whose fills in the tenant's ID and who may name it.
+// whose fills in the tenant's ID and the users who may name it.
 func (t tenantTable) whose(of *pagecache.Tenant) (err error) {
 	kinds := 0
 	for _, is := range []bool{t.User != nil, t.Cgroup != "", t.Directory != "", t.Name != ""} {
@@ -91,12 +91,12 @@ func (t tenantTable) whose(of *pagecache.Tenant) (err error) {
 		return t.named(of)
 	case t.Directory != "" && (path.Clean(t.Directory) != t.Directory || !filepath.IsLocal(t.Directory) ||
 		t.Directory == "."):
-		return fmt.Errorf("the directory %q is no path of one below the mountpoint, as \"models/large\"", t.Directory)
+		return fmt.Errorf("the directory %q is not a path relative to the mountpoint, such as \"models/large\"", t.Directory)
 	case t.Directory != "":
 		of.ID = pagecache.DirectoryTenant(t.Directory)
 		return nil
 	case t.Cgroup != "" && (!strings.HasPrefix(t.Cgroup, "/") || path.Clean(t.Cgroup) != t.Cgroup):
-		return fmt.Errorf("the cgroup %q is no path as /proc/PID/cgroup has it, which begins with /", t.Cgroup)
+		return fmt.Errorf("the cgroup %q is not a path as in /proc/PID/cgroup, which begins with /", t.Cgroup)
 	case t.Cgroup != "":
 		of.ID = pagecache.CgroupTenant(t.Cgroup)
 		return nil
@@ -106,16 +106,16 @@ func (t tenantTable) whose(of *pagecache.Tenant) (err error) {
 	return err
 }
 
-// mostTenantName bounds a tenant's name, in bytes: clients send no longer one.
+// mostTenantName is the longest name of a tenant in bytes. The protocol allows no longer one.
 const mostTenantName = 255
 
-// named is whose of a tenant with a name.
+// named is whose for a tenant with a name.
 func (t tenantTable) named(of *pagecache.Tenant) error {
 	if len(t.Name) > mostTenantName || strings.ContainsFunc(t.Name, func(r rune) bool { return !unicode.IsPrint(r) }) {
 		return fmt.Errorf("the name %q is longer than %d bytes, or cannot be printed", t.Name, mostTenantName)
 	}
 	if len(t.Users) == 0 {
-		return fmt.Errorf("the name %q needs users, those who may use it: a list of names and numbers, or [\"*\"] for everyone", t.Name)
+		return fmt.Errorf("the name %q needs users who may use it: a list of names and numbers, or [\"*\"] for everyone", t.Name)
 	}
 	of.ID = pagecache.NamedTenant(t.Name)
 	for _, u := range t.Users {
@@ -140,7 +140,7 @@ func userNumber(of any) (uint32, error) {
 	}
 	known, err := osuser.Lookup(text)
 	if err != nil {
-		return 0, fmt.Errorf("there is no user %q; write the number of one that this machine does not know", text)
+		return 0, fmt.Errorf("there is no user %q; for users unknown to this machine, write the number", text)
 	}
 	n, err := strconv.ParseUint(known.Uid, 10, 32)
 	return uint32(n), err

@@ -46,15 +46,15 @@ users = ["*"]
 		"tenant 1: it needs either a user, or a cgroup, or a directory, or a name": "[[tenant]]\nweight = 1",
 		"tenant 3: it needs either":                                                "[[tenant]]\nuser = 1\n[[tenant]]\nuser = 2\n[[tenant]]\nuser = 3\nname = \"x\"\nusers = [3]",
 		"the name \"x\" needs users":                                               "[[tenant]]\nname = \"x\"",
-		"the directory \"/a\" is no path":                                          "[[tenant]]\ndirectory = \"/a\"",
-		"the directory \"a/../..\" is no":                                          "[[tenant]]\ndirectory = \"a/../..\"",
+		"the directory \"/a\" is not a path":                                       "[[tenant]]\ndirectory = \"/a\"",
+		"the directory \"a/../..\" is not":                                         "[[tenant]]\ndirectory = \"a/../..\"",
 		"users are for a tenant with a name":                                       "[[tenant]]\nuser = 1\nusers = [2]",
 		"the name \"\\x1b\" is longer":                                             "[[tenant]]\nname = \"\\u001b\"\nusers = [\"*\"]",
 		"tenant 2: it needs either":                                                "[[tenant]]\nuser = 1\n[[tenant]]\nuser = 1\ncgroup = \"/a\"",
-		"no path as /proc/PID/cgroup has it":                                       "[[tenant]]\ncgroup = \"a/\"",
+		"not a path as in /proc/PID/cgroup":                                        "[[tenant]]\ncgroup = \"a/\"",
 		"there are two tenants \"user 1\"":                                         "[[tenant]]\nuser = 1\n[[tenant]]\nuser = 1",
 		"there is no \"tenant.share\"":                                             "[[tenant]]\nuser = 1\nshare = 3",
-		"maximum: \"much\" is no size":                                             "[[tenant]]\nuser = 1\nmaximum = \"much\"",
+		"maximum: \"much\" is not a size":                                          "[[tenant]]\nuser = 1\nmaximum = \"much\"",
 		"line 1":                                                                   "tenant",
 		"more is guaranteed to it than it may own":                                 "[[tenant]]\nuser = 1\nmaximum = \"1M\"\nguaranteed = \"2M\"",
 	} {
@@ -63,8 +63,8 @@ users = ["*"]
 	}
 }
 
-// TestTenantsOfAMount: users of unequal weights who bring in turns more than fits end up with what their weights say,
-// by Jain's index of the bytes that they hold; who exceeds a maximum is told which.
+// TestTenantsOfAMount: users of unequal weights bring in turn more than fits. They end up with memory according to
+// their weights, by Jain's index of the bytes that they hold. An error names the maximum that was exceeded.
 func TestTenantsOfAMount(t *testing.T) {
 	const alice, bob = 65534, 65533
 	file := filepath.Join(t.TempDir(), "tenants.toml")
@@ -100,7 +100,7 @@ func TestTenantsOfAMount(t *testing.T) {
 	write(fmt.Sprintf("[[tenant]]\nuser = %d\nmaximum = \"4M\"\n", alice))
 	r := gaiafsCommand(t, "set", s.mountpoint, "tenants="+file)
 	require.Equal(t, exitOK, r.code, r.err)
-	require.Equal(t, exitOK, warm(alice, "a21").code, "what is hers makes room")
+	require.Equal(t, exitOK, warm(alice, "a21").code, "her own files make room")
 	require.LessOrEqual(t, held()[fmt.Sprint("user ", alice)], 4.0*mib)
 	path := filepath.Join(s.mountpoint, "large")
 	require.NoError(t, os.WriteFile(path, make([]byte, 6*mib), 0o644))
@@ -108,7 +108,7 @@ func TestTenantsOfAMount(t *testing.T) {
 	require.Equal(t, exitFailure, r.code)
 	require.Contains(t, r.err, fmt.Sprintf("no more than 4.0 MiB (the maximum of tenant user %d)", alice))
 
-	// What is below a directory is on its account, whoever maps it.
+	// Files below a directory count for its tenant, whoever maps them.
 	write("[[tenant]]\ndirectory = \"sets\"\nmaximum = \"4M\"\n")
 	require.Equal(t, exitOK, gaiafsCommand(t, "set", s.mountpoint, "tenants="+file).code)
 	require.NoError(t, os.Mkdir(filepath.Join(s.mountpoint, "sets"), 0o755))

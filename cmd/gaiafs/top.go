@@ -16,10 +16,10 @@ func newTop() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top MOUNTPOINT",
 		Short: "Watch devices, rates, files and clients of a mount",
-		Long: `top shows what devices hold, clean, dirty and stale, what of it is in pinned memory of the host, what moves in
-and out, and where reads of programs on the CPU come from. Below are the busiest files, where the chosen file is, and
-the busiest programs. A letter stands for a part of the file: c clean, d dirty, s stale, a dot where nothing is. Arrows
-choose the file, q ends it. It needs a terminal of 80 columns and 24 lines; --once prints one frame anywhere. It uses no colours.`,
+		Long: `top shows what devices hold (clean, dirty and stale pages), how much of it is in pinned memory of the host, what
+moves in and out, and where reads of CPU programs come from. Below are the busiest files, a map of the chosen file, and
+the busiest programs. In the map, a letter stands for a part of the file: c clean, d dirty, s stale, a dot if absent.
+Arrow keys choose the file; q quits. It needs a terminal of 80 columns and 24 lines; --once prints one frame anywhere. It uses no colours.`,
 		Example: `  gaiafs top /mnt/data
   gaiafs top --once /mnt/data`,
 		Args: arguments("MOUNTPOINT"),
@@ -36,7 +36,7 @@ choose the file, q ends it. It needs a terminal of 80 columns and 24 lines; --on
 			out, terminal := beneath(cmd.OutOrStdout()).(*os.File)
 			in, _ := cmd.InOrStdin().(*os.File)
 			if !terminal || in == nil || !isTerminal(out) || !isTerminal(in) || os.Getenv("TERM") == "dumb" {
-				return usagef("top needs a terminal: --once prints one frame without")
+				return usagef("top needs a terminal: --once prints one frame without one")
 			}
 			m := topModel{mountpoint: args[0], every: every.Duration, before: first, now: first, width: leastWidth,
 				height: leastHeight}
@@ -50,15 +50,15 @@ choose the file, q ends it. It needs a terminal of 80 columns and 24 lines; --on
 			return mountpoints(), cobra.ShellCompDirectiveNoFileComp
 		},
 	}
-	cmd.Flags().BoolVar(&once, "once", false, "print one frame and end")
-	cmd.Flags().Var(&every, "interval", "how often to look")
+	cmd.Flags().BoolVar(&once, "once", false, "print one frame and exit")
+	cmd.Flags().Var(&every, "interval", "how often to update")
 	return cmd
 }
 
 // The smallest terminal.
 const leastWidth, leastHeight = 80, 24
 
-// topSample is the status at a time.
+// topSample is the status at one time.
 type topSample struct {
 	statusDocument
 	at time.Time
@@ -74,7 +74,7 @@ type topModel struct {
 	err           error
 }
 
-// sampled is a message: a new status, or why there is none.
+// sampled is a message with a new status, or the reason why there is none.
 type sampled struct {
 	topSample
 	err error
@@ -83,7 +83,7 @@ type sampled struct {
 // Init implements tea.Model.
 func (m topModel) Init() tea.Cmd { return m.sample() }
 
-// sample asks for the status after a while. A daemon that does not answer ends the view, since it asks within a limit.
+// sample asks for the status after m.every. If the daemon does not answer within patience, the view ends.
 func (m topModel) sample() tea.Cmd {
 	return tea.Tick(m.every, func(time.Time) tea.Msg {
 		s, err := statusOf(m.mountpoint, patience)
@@ -120,7 +120,7 @@ func (m topModel) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 // View implements tea.Model.
 func (m topModel) View() string {
 	if m.width < leastWidth || m.height < leastHeight {
-		return fmt.Sprintf("top needs %d columns and %d lines; here are %d and %d\n", leastWidth, leastHeight, m.width,
+		return fmt.Sprintf("top needs %d columns and %d lines; this terminal has %d and %d\n", leastWidth, leastHeight, m.width,
 			m.height)
 	}
 	return topFrame(m.before, m.now, m.chosen, m.width, m.height)

@@ -16,7 +16,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
-// frameWanted is what top --once prints, where the mountpoint is M.
+// frameWanted is the output of top --once. M stands for the mountpoint.
 const frameWanted = `gaiafs M  1 client  0 mappings
        used             of    clean    dirty    stale   pinned     in/s    out/s
 gpu0   [###     ]   16 MiB  5.0 MiB      0 B      0 B      0 B        -        -
@@ -30,7 +30,7 @@ reads  host -  read ahead -  devices -  disk -
 gpu0   cccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccc
 `
 
-// top prints a frame of a real mount, and refuses to go on without a terminal.
+// top prints a frame of a real mount, and refuses to run without a terminal.
 func TestTopOnce(t *testing.T) {
 	s := mountForeground(t, "--gpus=emulated:2", "--gpu-memory=16M", "--pinned-memory=32M")
 	path := filepath.Join(s.mountpoint, "weights")
@@ -38,18 +38,18 @@ func TestTopOnce(t *testing.T) {
 	require.Equal(t, exitOK, gaiafsCommand(t, "warm", "--device=0", path).code)
 	r := gaiafsCommand(t, "top", "--once", s.mountpoint)
 	require.Equal(t, exitOK, r.code, r.err)
-	_, body, _ := strings.Cut(r.out, "\n") // the first line is cut where the mountpoint is long
+	_, body, _ := strings.Cut(r.out, "\n") // a long mountpoint is cut in the first line
 	_, want, _ := strings.Cut(frameWanted, "\n")
 	require.Equal(t, want, body)
 	require.Contains(t, r.out, "gaiafs "+s.mountpoint[:20])
 	r = gaiafsCommand(t, "top", s.mountpoint)
 	require.Equal(t, exitUsage, r.code)
-	require.Contains(t, r.err, "top needs a terminal: --once prints one frame without")
+	require.Contains(t, r.err, "top needs a terminal: --once prints one frame without one")
 	s.signal(t, syscall.SIGTERM)
 	require.Equal(t, exitOK, s.end(t))
 }
 
-// Rates are of the time between two samples, the busiest file comes first, and frames stay within the terminal.
+// Rates refer to the time between two samples, the busiest file comes first, and frames fit the terminal.
 func TestTopFrame(t *testing.T) {
 	at := time.Unix(1e9, 0)
 	sample := func(in, read int64, at time.Time) topSample {
@@ -82,7 +82,7 @@ func TestTopFrame(t *testing.T) {
 		strings.Repeat("x", 50): strings.Repeat("x", 39) + "…", "a語": "a語" + strings.Repeat(" ", 37)} {
 		now.Files[0].Name = name
 		require.Contains(t, topFrame(before, now, 0, 80, 24), "  "+shown+"        0 B     36 KiB        0\n",
-			"columns of a terminal, not letters")
+			"widths are columns of a terminal, not letters")
 	}
 	now.Mount.Mountpoint = "/mnt/" + strings.Repeat("x", 200)
 	require.Regexp(t, `^gaiafs /mnt/x+…  0 clients  0 mappings\n`, topFrame(before, now, 0, 80, 24))
@@ -99,7 +99,7 @@ func TestTopFrame(t *testing.T) {
 	}
 }
 
-// Keys choose a file and end the view; a terminal that is too small is said to be.
+// Keys choose a file and end the view. A terminal that is too small gets a message.
 func TestTopModel(t *testing.T) {
 	var m tea.Model = topModel{width: 80, height: 24}
 	two := topSample{}
@@ -111,7 +111,7 @@ func TestTopModel(t *testing.T) {
 	m, _ = m.Update(sampled{})
 	require.Zero(t, m.(topModel).chosen, "there are no files any more")
 	m, _ = m.Update(tea.WindowSizeMsg{Width: 79, Height: 24})
-	require.Contains(t, m.View(), "top needs 80 columns and 24 lines; here are 79 and 24")
+	require.Contains(t, m.View(), "top needs 80 columns and 24 lines; this terminal has 79 and 24")
 	_, quit := m.Update(tea.KeyMsg{Type: tea.KeyRunes, Runes: []rune{'q'}})
 	require.NotNil(t, quit)
 	m, _ = m.Update(sampled{err: syscall.ENOTCONN})

@@ -14,7 +14,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// topFrame draws what happened between two samples, in so many columns and lines at most.
+// topFrame draws the changes between two samples, in at most width columns and height lines.
 func topFrame(before, now topSample, chosen, width, height int) string {
 	counts := fmt.Sprintf("  %s  %s", count(now.Mount.Clients, "client"), count(now.Mount.Mappings, "mapping"))
 	lines := []string{"gaiafs " + cut(now.Mount.Mountpoint, width-len("gaiafs ")-len(counts)) + counts}
@@ -28,7 +28,7 @@ func topFrame(before, now topSample, chosen, width, height int) string {
 	if chosen < len(files) {
 		chosenMap = heatMap(files[chosen])
 	}
-	room := height - len(lines) - len(chosenMap) - 2 // for files and programs; a heading and a blank line are taken
+	room := height - len(lines) - len(chosenMap) - 2 // for files and programs; a heading and a blank line are already counted
 	programs := topPrograms(before, now, min(room/3, height/5))
 	room = max(room-len(programs), 1)
 	lines = append(lines, fmt.Sprintf("  %-40s %10s %10s %8s", "file", "size", "on devices", "mappings"))
@@ -43,7 +43,7 @@ func topFrame(before, now topSample, chosen, width, height int) string {
 			bytesText(held(f)<<page.Shift), f.Mappings))
 	}
 	if len(files) == 0 {
-		lines = append(lines, "  no device holds anything")
+		lines = append(lines, "  devices hold nothing")
 	}
 	lines = append(append(append(lines, ""), chosenMap...), programs...)
 	var b strings.Builder
@@ -53,7 +53,7 @@ func topFrame(before, now topSample, chosen, width, height int) string {
 	return b.String()
 }
 
-// perSecond is what grew by how much a second between two samples; "-" for nothing.
+// perSecond returns the growth per second between two samples, or "-" if there is none.
 func perSecond(before, now topSample, was, is int64) string {
 	seconds := now.at.Sub(before.at).Seconds()
 	if seconds <= 0 || is <= was {
@@ -62,8 +62,7 @@ func perSecond(before, now topSample, was, is int64) string {
 	return bytesText(int64(float64(is-was) / seconds))
 }
 
-// topMemory says what is in each tier: the devices' memory by what it holds and pinned memory of the host, device by
-// device, and what moves in and out.
+// topMemory shows for each device what its memory holds, its pinned memory of the host, and what moves in and out.
 func topMemory(before, now topSample) []string {
 	row := func(of, used string, cells ...any) string {
 		return fmt.Sprintf("%-6s %-10s", of, used) + fmt.Sprintf(strings.Repeat("%9s", len(cells)), cells...)
@@ -86,7 +85,7 @@ func topMemory(before, now topSample) []string {
 	return lines
 }
 
-// topReads says where reads of programs on the CPU come from.
+// topReads shows where reads of CPU programs come from.
 func topReads(before, now topSample) string {
 	reads := "reads  "
 	for _, way := range []struct{ counter, name string }{{"host_read_bytes", "host"},
@@ -101,7 +100,7 @@ func topReads(before, now topSample) string {
 	return reads
 }
 
-// topPrograms lists so many programs at most, those that ask most first, with a heading and a blank line above it.
+// topPrograms lists at most most lines of programs, the busiest first, below a blank line and a heading.
 func topPrograms(before, now topSample, most int) []string {
 	const above = 2
 	if most <= above || len(now.Programs) == 0 {
@@ -124,7 +123,7 @@ func topPrograms(before, now topSample, most int) []string {
 	return lines
 }
 
-// heatMap has a line for each device that holds something of a file.
+// heatMap returns a line for each device that holds a part of a file.
 func heatMap(f pagecache.FileStatus) (lines []string) {
 	for _, h := range f.Holders {
 		lines = append(lines, fmt.Sprintf("gpu%-3d %s", h.Device, h.Map))
@@ -132,7 +131,7 @@ func heatMap(f pagecache.FileStatus) (lines []string) {
 	return lines
 }
 
-// moved counts what was read of a file on the CPU, and brought to devices or home, since a sample.
+// moved counts the bytes of a file that were read on the CPU, brought to devices or brought home since a sample.
 func moved(before topSample, f pagecache.FileStatus) int64 {
 	sum := func(c map[string]int64) int64 {
 		return c["host_read_bytes"] + c["clean_read_bytes"] + c["device_read_bytes"] + c["disk_read_bytes"] +
@@ -153,7 +152,7 @@ func held(f pagecache.FileStatus) (pages int64) {
 	return pages
 }
 
-// held3 is what a device holds of all files.
+// held3 returns how much of all files a device holds.
 func held3(files []pagecache.FileStatus, device int) (clean, dirty, stale string) {
 	var c, d, s int64
 	for _, f := range files {
@@ -166,7 +165,7 @@ func held3(files []pagecache.FileStatus, device int) (clean, dirty, stale string
 	return bytesText(c << page.Shift), bytesText(d << page.Shift), bytesText(s << page.Shift)
 }
 
-// movedBy is what was moved to or from a device in these ways.
+// movedBy counts the bytes that were moved to or from a device in these ways.
 func movedBy(d pagecache.DeviceStatus, ways ...string) (bytes int64) {
 	for _, m := range d.Moved {
 		if slices.Contains(ways, m.Way) {
@@ -176,7 +175,7 @@ func movedBy(d pagecache.DeviceStatus, ways ...string) (bytes int64) {
 	return bytes
 }
 
-// bar is a part of something, in so many columns.
+// bar draws a part of a whole, width columns wide.
 func bar(part, whole int64, width int) string {
 	filled := 0
 	if whole > 0 {
@@ -185,8 +184,8 @@ func bar(part, whole int64, width int) string {
 	return "[" + strings.Repeat("#", filled) + strings.Repeat(" ", width-2-filled) + "]"
 }
 
-// cut shortens a text to so many columns of a terminal, of which some letters take two. What would move the cursor
-// becomes a question mark.
+// cut shortens a text to at most most columns of a terminal, in which some letters take two. It replaces control
+// characters with question marks.
 func cut(text string, most int) string {
 	runes := []rune(text)
 	for i, r := range runes {
@@ -197,5 +196,5 @@ func cut(text string, most int) string {
 	return runewidth.Truncate(string(runes), most, "…")
 }
 
-// cell is a text that is cut to so many columns, or filled up to them.
+// cell cuts a text to width columns, or pads it.
 func cell(text string, width int) string { return runewidth.FillRight(cut(text, width), width) }

@@ -32,7 +32,7 @@ func picture(screen string) string {
 		if text == "" {
 			continue
 		}
-		// textLength has columns stand below each other with any font.
+		// textLength aligns columns with any font.
 		fmt.Fprintf(&b, `<text x="%d" y="%d" fill="#d7dee6" xml:space="preserve" textLength="%.1f">%s</text>`+"\n",
 			margin,
 			margin+line*i+13, float64(len([]rune(text)))*width, html.EscapeString(text))
@@ -40,7 +40,7 @@ func picture(screen string) string {
 	return b.String() + "</svg>\n"
 }
 
-// The picture of top in the documentation is of a mount that programs work on. It has the headings that top has.
+// The picture of top in the documentation shows a mount that programs work on. It has the headings of the real top.
 func TestTopPicture(t *testing.T) {
 	words := func(screen string) (all []string) { // without figures, names and maps
 		for line := range strings.Lines(screen) {
@@ -79,7 +79,7 @@ func TestTopPicture(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, unix.Fadvise(int(model.Fd()), 0, 0, unix.FADV_DONTNEED)) // so that reads reach the daemon
 	before := look()
-	_, err = f.WriteAt(make([]byte, 3*mib), 4*mib) // stale from now on
+	_, err = f.WriteAt(make([]byte, 3*mib), 4*mib) // makes it stale
 	require.NoError(t, err)
 	_, err = model.ReadAt(make([]byte, 18*mib), 0)
 	require.NoError(t, err)

@@ -24,13 +24,13 @@ func newTrace() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "trace [--live MOUNTPOINT]",
 		Short: "Show what a mount does as it happens, or record accesses and replay them with other policies",
-		Long: `trace records what programs read through a mount, and replays it offline with each of the predictors of read-ahead: how
-many accesses would have found their bytes, how much would have been read in vain, and how long it would have taken. Or it
-plays it with each of the rules that say which extent goes first when a device is full.
+		Long: `trace records what programs read through a mount. It replays a recording offline with each of the predictors of read-ahead, and
+shows how many accesses would have found their bytes, how much would have been read needlessly, and how long it would have taken. It
+also plays a recording with each of the rules that choose the extent to evict when a device is full.
 
-With --live it shows what a mount does, until it is interrupted: requests of the kernel (read, write, open …), of clients (map,
-acquire, release …), and transfers to and from devices; how long each took, and which thread asked. Reads that the kernel
-answers itself are not among them. Users other than root and the one who mounted see what their own programs ask for.
+With --live it shows what a mount does until it is interrupted: requests of the kernel (read, write, open …), of clients (map,
+acquire, release …), and transfers to and from devices; how long each took, and which thread asked. It does not see reads that the
+kernel answers itself. Root and the user who mounted see everything; other users see the requests of their own programs.
 docs/trace.md describes --json.`,
 		Example: `  gaiafs trace --live /mnt/data
   gaiafs trace --live /mnt/data --path models --kind read,map --json
@@ -55,11 +55,11 @@ docs/trace.md describes --json.`,
 	}
 	cmd.Flags().BoolVar(&isLive, "live", false, "show what the mount does as it happens")
 	cmd.Flags().StringVar(&l.filter.Path, "path", "",
-		"only the file `PATH`, what is below this directory, or what fits this pattern")
-	cmd.Flags().Uint32Var(&l.filter.Process, "process", 0, "only what process `PID` asks for")
+		"only the file `PATH`, files below this directory, or files that match this pattern")
+	cmd.Flags().Uint32Var(&l.filter.Process, "process", 0, "only requests of process `PID`")
 	cmd.Flags().StringSliceVar(&l.filter.Kinds, "kind", nil, "only these `KINDS`: read, write, map, transfer …")
-	cmd.Flags().BoolVar(&l.asJSON, "json", false, "print JSON, a document a line")
-	cmd.Flags().DurationVar(&l.length, "for", 0, "show for this `DURATION`; 0: until interrupted")
+	cmd.Flags().BoolVar(&l.asJSON, "json", false, "print JSON, one document per line")
+	cmd.Flags().DurationVar(&l.length, "for", 0, "stop after this `DURATION`; 0: when interrupted")
 	cmd.AddCommand(newTraceRecord(), newTraceReplay(), newTraceEvict(), newTraceShow(), newTraceMake())
 	return cmd
 }
@@ -70,15 +70,15 @@ func newTraceRecord() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "record MOUNTPOINT -o FILE",
 		Short: "Record the accesses of a mount until interrupted",
-		Long: `record has the mount write down which bytes of which file are read, when, for how long, by which thread, and for which
-device, until it is interrupted or the time of --for is over. Reads of programs on the CPU are recorded as the daemon sees
-them: those that the kernel's page cache answers are not among them. Only root and the user who mounted may record.`,
+		Long: `record writes down which bytes of which file are read, when, for how long, by which thread, and for which device, until it is
+interrupted or the time of --for is over. It records reads of CPU programs as the daemon sees them: reads that the kernel's page
+cache answers are missing. Only root and the user who mounted may record.`,
 		Example: `  gaiafs trace record /mnt/data -o reads.trace --for 30s
   gaiafs trace record /mnt/data -o - --for 30s | gaiafs trace replay -`,
 		Args: arguments("MOUNTPOINT"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if output == "" {
-				return usagef("say with -o which file the recording is to be written to")
+				return usagef("name the file to write with -o")
 			}
 			if length < 0 {
 				return usagef("--for %s is negative", length)
@@ -91,7 +91,7 @@ them: those that the kernel's page cache answers are not among them. Only root a
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "",
 		"`FILE` to write, which must not exist, or a pipe or device; - is standard output")
-	cmd.Flags().DurationVar(&length, "for", 0, "record for this `DURATION`; 0: until interrupted")
+	cmd.Flags().DurationVar(&length, "for", 0, "stop after this `DURATION`; 0: when interrupted")
 	return cmd
 }
 
@@ -108,7 +108,7 @@ func recordTrace(cmd *cobra.Command, mountpoint, output string, length time.Dura
 		defer cancel()
 	}
 	n := &counted{w: f}
-	if _, err = askStatus(mountpoint, patience); err == nil { // a recording waits for its daemon without end
+	if _, err = askStatus(mountpoint, patience); err == nil { // gaiafs.Record waits for its daemon forever
 		err = gaiafs.Record(ctx, mountpoint, n)
 	}
 	if closing := f.Close(); err == nil {
@@ -119,9 +119,9 @@ func recordTrace(cmd *cobra.Command, mountpoint, output string, length time.Dura
 		return err
 	}
 	if n.n > 0 {
-		err = fmt.Errorf("%w; %s has what came before, and is read with --partial", err, f.name)
+		err = fmt.Errorf("%w; %s has the trace up to then; read it with --partial", err, f.name)
 	} else if f.made {
-		_ = os.Remove(output) // nothing came
+		_ = os.Remove(output) // nothing was recorded
 	}
 	switch {
 	case errors.Is(err, syscall.EBUSY), errors.Is(err, syscall.EPERM):
@@ -132,27 +132,27 @@ func recordTrace(cmd *cobra.Command, mountpoint, output string, length time.Dura
 	return err
 }
 
-// standardStream is the file name that stands for standard input or output.
+// standardStream is the file name for standard input or output.
 const standardStream = "-"
 
-// traceFile is where a trace is written to.
+// traceFile is the output of a trace.
 type traceFile struct {
 	io.WriteCloser
-	name string // for people
-	made bool   // it was not there before
+	name string // for messages
+	made bool   // it did not exist before
 }
 
-// createTrace makes the file of a trace, or takes standard output, which is not closed.
+// createTrace creates the file of a trace, or uses standard output, which it does not close.
 func createTrace(cmd *cobra.Command, output string, mode os.FileMode) (*traceFile, error) {
 	return createOutput(cmd, output, "a trace", mode, false)
 }
 
-// createFile is createTrace for something else, which may be text.
+// createFile is createTrace for other output, which may be text.
 func createFile(cmd *cobra.Command, output, what string, text bool) (*traceFile, error) {
 	return createOutput(cmd, output, what, 0o600, text)
 }
 
-// finish closes the file, and removes what was made in vain.
+// finish closes the file. If it fails or err is set, it removes the file if this command made it.
 func (f *traceFile) finish(err error) error {
 	if err = errors.Join(err, f.Close()); err != nil && f.made {
 		_ = os.Remove(f.name)
@@ -164,7 +164,7 @@ func createOutput(cmd *cobra.Command, output, what string, mode os.FileMode, tex
 	if output == standardStream {
 		out := cmd.OutOrStdout()
 		if f, ok := beneath(out).(*os.File); ok && isTerminal(f) && !text {
-			return nil, usagef("%s is nothing for a terminal: write it to a pipe, or to a file with -o FILE", what)
+			return nil, usagef("%s cannot go to a terminal: write it to a pipe, or to a file with -o FILE", what)
 		}
 		return &traceFile{unclosed{out}, "standard output", false}, nil
 	}
@@ -186,12 +186,12 @@ func createOutput(cmd *cobra.Command, output, what string, mode os.FileMode, tex
 	return &traceFile{f, output, made}, nil
 }
 
-// unclosed is somebody else's to close.
+// unclosed is a writer that its owner closes.
 type unclosed struct{ io.Writer }
 
 func (unclosed) Close() error { return nil }
 
-// counted counts what is written.
+// counted counts the bytes that are written.
 type counted struct {
 	w io.Writer
 	n int64
@@ -203,7 +203,7 @@ func (c *counted) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// readTrace reads a trace file, or standard input. A partial one is an error unless that is allowed.
+// readTrace reads a trace file, or standard input. An incomplete trace is an error unless partial is set.
 func readTrace(cmd *cobra.Command, path string, partial bool) (*trace.Trace, error) {
 	from, errs := cmd.InOrStdin(), cmd.ErrOrStderr()
 	if path == standardStream {
@@ -221,15 +221,15 @@ func readTrace(cmd *cobra.Command, path string, partial bool) (*trace.Trace, err
 	switch {
 	case err == nil:
 		if t.Lost > 0 {
-			_, err = fmt.Fprintf(errs, "gaiafs: %d accesses came faster than they were recorded and are missing\n",
+			_, err = fmt.Fprintf(errs, "gaiafs: %d accesses are missing: they came faster than they could be recorded\n",
 				t.Lost)
 		}
 		return t, err
 	case partial && t != nil:
-		_, err = fmt.Fprintf(errs, "gaiafs: %s is %s; what comes before is taken\n", path, err)
+		_, err = fmt.Fprintf(errs, "gaiafs: %s is %s; using the part before that\n", path, err)
 		return t, err
 	case t != nil:
-		return nil, fmt.Errorf("%s is %w: take what comes before with --partial, or record it again", path, err)
+		return nil, fmt.Errorf("%s is %w: use the part before that with --partial, or record it again", path, err)
 	case errors.Is(err, trace.ErrVersion):
 		return nil, fmt.Errorf("%s is %w: record it again, or use the gaiafs that recorded it", path, err)
 	case errors.Is(err, trace.ErrFormat):
@@ -238,8 +238,8 @@ func readTrace(cmd *cobra.Command, path string, partial bool) (*trace.Trace, err
 	return nil, fmt.Errorf("%s cannot be read: %w", path, err)
 }
 
-// outliveWriter has SIGINT do nothing until restore is called, if from is a pipe: Ctrl-C is for the one who writes to
-// it, who may have the end of a trace to write yet.
+// outliveWriter ignores SIGINT until restore is called, if from is a pipe. Ctrl-C is meant for the process at the other
+// end of the pipe, which may still have to write the end of a trace.
 func outliveWriter(from io.Reader) (restore func()) {
 	f, ok := from.(*os.File)
 	if !ok {
@@ -248,7 +248,7 @@ func outliveWriter(from io.Reader) (restore func()) {
 	if st, err := f.Stat(); err != nil || st.Mode()&fs.ModeNamedPipe == 0 {
 		return func() {}
 	}
-	unread := make(chan os.Signal, 1) // signal.Ignore is not undone by signal.Reset
+	unread := make(chan os.Signal, 1) // signal.Reset would not undo signal.Ignore
 	signal.Notify(unread, syscall.SIGINT)
 	return func() { signal.Stop(unread) }
 }
@@ -264,7 +264,7 @@ func newTraceMake() *cobra.Command {
 		Example: "  gaiafs trace make out-of-order -o o.trace --size 4G\n  gaiafs trace replay o.trace",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if output == "" {
-				return usagef("say with -o which file the trace is to be written to")
+				return usagef("name the file to write with -o")
 			}
 			t, err := replay.Make(args[0], int64(length), seed)
 			if err != nil {
@@ -284,6 +284,6 @@ func newTraceMake() *cobra.Command {
 	cmd.Flags().StringVarP(&output, "output", "o", "",
 		"`FILE` to write, which must not exist, or a pipe or device; - is standard output")
 	cmd.Flags().Var(&length, "size", "size of the file that is read")
-	cmd.Flags().Uint64Var(&seed, "seed", 1, "what chance depends on")
+	cmd.Flags().Uint64Var(&seed, "seed", 1, "seed of the random numbers")
 	return cmd
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/residency/score"
 )
 
-// evictDocument is what evict prints with --json. docs/eviction.md documents it.
+// evictDocument is the output of evict --json. docs/eviction.md documents it.
 type evictDocument struct {
 	Version  int             `json:"version"`
 	Trace    string          `json:"trace"`
@@ -24,7 +24,7 @@ type evictDocument struct {
 	Plays    []evictMemories `json:"memories"`
 }
 
-// evictMemories are the scores with one size of memory.
+// evictMemories has the scores for one size of memory.
 type evictMemories struct {
 	Percent int          `json:"percent"`
 	Memory  int64        `json:"memory_bytes"`
@@ -60,7 +60,7 @@ func newTraceEvict() *cobra.Command {
 	extent, link := size(2<<20), size(setup.Model.Link)
 	cmd := &cobra.Command{
 		Use:   "evict FILE",
-		Short: "Score rules for evictions on a trace",
+		Short: "Score eviction rules on a trace",
 		Args:  arguments("FILE"),
 		Example: `  gaiafs trace evict reads.trace
   gaiafs trace make skewed -o - | gaiafs trace evict - --memory 25,50 --placement always,threshold`,
@@ -73,7 +73,7 @@ func newTraceEvict() *cobra.Command {
 			}
 			for _, percent := range memories {
 				if percent < 0 || percent > 100 {
-					return usagef("--memory %d is no percentage", percent)
+					return usagef("--memory %d is not a percentage", percent)
 				}
 			}
 			if runs < 1 || runs > 1e6 {
@@ -114,24 +114,23 @@ func newTraceEvict() *cobra.Command {
 			return s.print(cmd, &d)
 		},
 	}
-	cmd.Long = `evict plays the accesses of a trace against device memory that is too small for them, with these rules for what goes
-first:
+	cmd.Long = `evict plays the accesses of a trace against device memory that is too small for them. These rules choose what to evict:
 
 ` + nameList(policy.Names(), policy.About) + `
 
-Two bounds come last: Belady's rule, which knows the future, and the best of many runs of chance. docs/eviction.md
-describes the play, and has scores. The FILE - is standard input.`
+The last two rows are bounds: Belady's rule, which knows the future, and the best of many random runs. docs/eviction.md
+describes the simulation, and has scores. The FILE - is standard input.`
 	s.flags(cmd, "rule", "rules", policy.Names())
 	cmd.Flags().IntSliceVar(&memories, "memory", []int{25, 50, 75},
 		"memory of a device, in percent of what its programs access; 0: one extent")
 	cmd.Flags().StringSliceVar(&placements, "placement", []string{"always"},
 		"when an accessed extent moves in: always, never, or threshold")
-	cmd.Flags().Uint64Var(&setup.Static, "threshold", setup.Static, "accesses that are enough when memory is just full")
-	cmd.Flags().Uint64Var(&setup.Penalty, "penalty", setup.Penalty, "how many times as many where something has to go")
-	cmd.Flags().BoolVar(&readOnlyFirst, "read-only-first", false, "have extents go first that were not written to")
-	cmd.Flags().IntVar(&runs, "chances", 100, "runs of chance, the best of which is a bound")
+	cmd.Flags().Uint64Var(&setup.Static, "threshold", setup.Static, "accesses that move an extent in when memory is just full")
+	cmd.Flags().Uint64Var(&setup.Penalty, "penalty", setup.Penalty, "factor on the threshold if something must be evicted")
+	cmd.Flags().BoolVar(&readOnlyFirst, "read-only-first", false, "evict extents first that were not written to")
+	cmd.Flags().IntVar(&runs, "chances", 100, "number of random runs; the best one is a bound")
 	cmd.Flags().Var(&extent, "extent", "size of extents, a power of two")
-	cmd.Flags().Var(&link, "link", "bytes a second of the link to the device")
+	cmd.Flags().Var(&link, "link", "bytes per second of the link to the device")
 	return cmd
 }
 

@@ -20,7 +20,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/live"
 )
 
-// liveTrace is a call of trace --live.
+// liveTrace holds the options of trace --live.
 type liveTrace struct {
 	filter live.Filter
 	asJSON bool
@@ -54,13 +54,13 @@ func (l *liveTrace) run(cmd *cobra.Command, mountpoint string) error {
 		out = lines
 	}
 	err = gaiafs.Watch(ctx, mountpoint, filter, out)
-	if errors.Is(err, syscall.EPIPE) { // whoever reads has enough
+	if errors.Is(err, syscall.EPIPE) { // the reader has gone
 		return nil
 	}
 	return tooOld(err)
 }
 
-// belowMount is a path below the mountpoint, of one that may begin with it.
+// belowMount returns a path relative to the mountpoint. path may begin with the mountpoint.
 func belowMount(mountpoint, path string) string {
 	if full, err := filepath.Abs(mountpoint); err == nil {
 		mountpoint = full
@@ -72,13 +72,13 @@ func belowMount(mountpoint, path string) string {
 	return path
 }
 
-// liveLines writes events for people, a line for each.
+// liveLines prints one line of text for each event.
 type liveLines struct {
 	w    *bufio.Writer
-	rest []byte // of a document that has not come whole
+	rest []byte // an incomplete document
 }
 
-// Write takes documents as they come.
+// Write accepts any part of a stream of documents.
 func (l *liveLines) Write(p []byte) (int, error) {
 	l.rest = append(l.rest, p...)
 	for {
@@ -96,11 +96,11 @@ func (l *liveLines) Write(p []byte) (int, error) {
 	return len(p), l.w.Flush()
 }
 
-// liveLine is an event for people.
+// liveLine formats an event.
 func liveLine(e live.Event) string {
 	var b strings.Builder
 	if e.Lost > 0 {
-		fmt.Fprintf(&b, "… %d events came too fast to be shown\n", e.Lost)
+		fmt.Fprintf(&b, "… %d events are missing: they came too fast\n", e.Lost)
 	}
 	who := "-"
 	if e.Process != 0 {

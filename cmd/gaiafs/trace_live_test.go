@@ -15,7 +15,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/live"
 )
 
-// What a mount does is shown as it happens, to others than root what is theirs.
+// trace --live shows what a mount does as it happens. Users other than root see only their own requests.
 func TestTraceLive(t *testing.T) {
 	const alice = 65534
 	s := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=8M", "--allow-other")
@@ -57,7 +57,7 @@ func TestTraceLive(t *testing.T) {
 	mine, endMine := watch(alice)
 	reads, endReads := watch(0, "--path", filepath.Join(s.mountpoint, "dir"), "--kind", "open")
 
-	// Something happens until every watcher has seen what it should.
+	// Make things happen until every watcher has seen its events.
 	stop, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
@@ -110,7 +110,7 @@ func TestLiveLines(t *testing.T) {
 	require.Equal(t, "03:04:05.000006     85 µs       12 read       dir/a: 128 KiB at 4096",
 		liveLine(live.Event{At: at, Micros: 85, Kind: "read", Process: 12, File: "dir/a", Bytes: 128 << 10,
 			Offset: 4096}))
-	require.Equal(t, "… 3 events came too fast to be shown\n03:04:05.000006     12 ms        - transfer   gpu0 acquire in: 2.0 MiB",
+	require.Equal(t, "… 3 events are missing: they came too fast\n03:04:05.000006     12 ms        - transfer   gpu0 acquire in: 2.0 MiB",
 		liveLine(live.Event{At: at, Micros: 12000, Kind: "transfer", Device: "gpu0", Detail: "acquire in",
 			Bytes: 2 << 20, Lost: 3}))
 	require.Equal(t, "dir/*.bin", belowMount("/mnt/data", "/mnt/data/dir/*.bin"))

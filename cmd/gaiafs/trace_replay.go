@@ -14,7 +14,7 @@ import (
 	"github.com/gaiafs/gaiafs/prefetch/trace"
 )
 
-// replayDocument is what replay prints with --json. docs/trace.md documents it.
+// replayDocument is the output of replay --json. docs/trace.md documents it.
 type replayDocument struct {
 	Version    int             `json:"version"`
 	Trace      string          `json:"trace"`
@@ -86,8 +86,8 @@ func newTraceReplay() *cobra.Command {
 			return s.print(cmd, &d)
 		},
 	}
-	cmd.Long = `replay lets the programs of a trace read again, each as soon as its last read was answered and the time that it worked
-in the recording has passed, against a model of disk and link, with these predictors of read-ahead:
+	cmd.Long = `replay repeats the reads of a trace against a model of disk and link. Each program reads again when its last read has been
+answered and the time that it worked in the recording has passed. replay scores these predictors of read-ahead:
 
 ` + nameList(prefetch.Names(), prefetch.About) + `
 
@@ -96,9 +96,9 @@ docs/trace.md describes the model. The FILE - is standard input.`
 	disk, link = size(m.Stages[1].Bandwidth), size(m.Stages[2].Bandwidth)
 	s.flags(cmd, "predictor", "predictors", prefetch.Names())
 	cmd.Flags().DurationVar(&latency, "disk-latency", m.Stages[1].Latency, "time until the disk begins to answer")
-	cmd.Flags().IntVar(&depth, "disk-depth", m.Stages[1].Depth, "requests that the disk works on at once")
-	cmd.Flags().Var(&disk, "disk", "bytes a second of the disk")
-	cmd.Flags().Var(&link, "link", "bytes a second of the link to the device")
+	cmd.Flags().IntVar(&depth, "disk-depth", m.Stages[1].Depth, "requests that the disk serves concurrently")
+	cmd.Flags().Var(&disk, "disk", "bytes per second of the disk")
+	cmd.Flags().Var(&link, "link", "bytes per second of the link to the device")
 	return cmd
 }
 
@@ -131,7 +131,7 @@ func newTraceShow() *cobra.Command {
 	var all, partial bool
 	cmd := &cobra.Command{
 		Use:     "show FILE",
-		Short:   "Show what is in a trace",
+		Short:   "Show the contents of a trace",
 		Args:    arguments("FILE"),
 		Example: "  gaiafs trace show reads.trace\n  gaiafs trace show --all reads.trace | less",
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -145,7 +145,7 @@ func newTraceShow() *cobra.Command {
 			return showTrace(cmd.OutOrStdout(), t)
 		},
 	}
-	cmd.Long = `show prints the files and the programs of a trace. With --all it prints every access, one a line: microseconds since the
+	cmd.Long = `show prints the files and the programs of a trace. With --all it prints every access, one per line: microseconds since the
 start, microseconds it took, program, first byte, bytes, and file. The FILE - is standard input.`
 	cmd.Flags().BoolVar(&all, "all", false, "print every access")
 	partialFlag(cmd, &partial)
@@ -202,11 +202,11 @@ func showTrace(w io.Writer, t *trace.Trace) error {
 		fmt.Fprintf(&b, "programs changed %s on devices\n", bytesText(written))
 	}
 	if t.Lost > 0 {
-		fmt.Fprintf(&b, "%d accesses are missing: they came faster than they were recorded\n", t.Lost)
+		fmt.Fprintf(&b, "%d accesses are missing: they came faster than they could be recorded\n", t.Lost)
 	}
 	if accesses == 0 {
-		fmt.Fprintln(&b, "no read reached the daemon: those that the kernel's page cache answers do not, nor those "+
-			"of files that pass through (docs/trace.md)")
+		fmt.Fprintln(&b, "no read reached the daemon: the kernel's page cache answers reads itself, and so do files that "+
+			"pass through (docs/trace.md)")
 	} else {
 		fmt.Fprintf(&b, "mean access: %s, %s\n", bytesText(bytes/accesses),
 			(took / time.Duration(accesses)).Round(time.Microsecond))

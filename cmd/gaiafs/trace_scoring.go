@@ -11,13 +11,13 @@ import (
 	"github.com/gaiafs/gaiafs/prefetch/trace"
 )
 
-// scoring is what the commands that score something on a trace have in common.
+// scoring is the common part of the commands that score something on a trace.
 type scoring struct {
 	asJSON, partial bool
 	names           []string
 }
 
-// flags adds the flags. things are what is scored, known by these names.
+// flags adds the flags. things is what is scored; names are the possible values.
 func (s *scoring) flags(cmd *cobra.Command, thing, things string, names []string) {
 	cmd.Flags().BoolVar(&s.asJSON, "json", false, "print JSON")
 	partialFlag(cmd, &s.partial)
@@ -25,10 +25,10 @@ func (s *scoring) flags(cmd *cobra.Command, thing, things string, names []string
 }
 
 func partialFlag(cmd *cobra.Command, partial *bool) {
-	cmd.Flags().BoolVar(partial, "partial", false, "take what can be read of a trace that is cut short or damaged")
+	cmd.Flags().BoolVar(partial, "partial", false, "use the readable part of a trace that is truncated or damaged")
 }
 
-// read reads the trace. make fails for what there is not of a name.
+// read reads the trace. make returns an error for a name that does not exist.
 func (s *scoring) read(cmd *cobra.Command, path string, make func(name string) error) (*trace.Trace, error) {
 	for _, name := range s.names {
 		if err := make(name); err != nil {
@@ -38,7 +38,7 @@ func (s *scoring) read(cmd *cobra.Command, path string, make func(name string) e
 	return readTrace(cmd, path, s.partial)
 }
 
-// print prints a document as was asked for.
+// print prints a document as JSON or as text.
 func (s *scoring) print(cmd *cobra.Command, d interface{ print(w io.Writer) error }) error {
 	if s.asJSON {
 		return json.NewEncoder(cmd.OutOrStdout()).Encode(d)
@@ -46,7 +46,7 @@ func (s *scoring) print(cmd *cobra.Command, d interface{ print(w io.Writer) erro
 	return d.print(cmd.OutOrStdout())
 }
 
-// nameList says in a line what each of the names is.
+// nameList returns a table with a line about each name.
 func nameList(names []string, about func(string) string) string {
 	var list strings.Builder
 	table(&list, func(w io.Writer) {

@@ -23,7 +23,7 @@ import (
 	"github.com/gaiafs/gaiafs/prefetch/trace"
 )
 
-// recording is a "gaiafs trace record" that has begun.
+// recording is a running "gaiafs trace record".
 type recording struct {
 	cmd    *exec.Cmd
 	output string
@@ -36,7 +36,7 @@ func startRecording(t *testing.T, mountpoint string, flags ...string) *recording
 	r.cmd = command(t, append([]string{"trace", "record", mountpoint, "-o", r.output}, flags...)...)
 	r.cmd.Stderr = &r.errs
 	require.NoError(t, r.cmd.Start())
-	t.Cleanup(func() { _ = r.cmd.Process.Kill() }) // it should be gone
+	t.Cleanup(func() { _ = r.cmd.Process.Kill() }) // normally it has ended
 	require.Eventually(t, func() bool {
 		st, err := os.Stat(r.output)
 		return err == nil && st.Size() > 0
@@ -44,7 +44,7 @@ func startRecording(t *testing.T, mountpoint string, flags ...string) *recording
 	return r
 }
 
-// end waits for it and returns its exit code.
+// end waits for the recording to end and returns its exit code.
 func (r *recording) end(t *testing.T) int {
 	t.Helper()
 	late := time.AfterFunc(30*time.Second, func() { _ = r.cmd.Process.Kill() })
@@ -53,8 +53,8 @@ func (r *recording) end(t *testing.T) int {
 	return r.cmd.ProcessState.ExitCode()
 }
 
-// TestCommandTrace records a CPU program and a device program, which reads a file with a hole through a lazy mapping,
-// and replays them.
+// TestCommandTrace records a CPU program and a device program and replays them. The device program reads a file with a
+// hole through a lazy mapping.
 func TestCommandTrace(t *testing.T) {
 	s := mountForeground(t, "--gpus=emulated:1")
 	const size = 4<<20 + 1000
@@ -129,7 +129,7 @@ func TestCommandTrace(t *testing.T) {
 	timed := gaiafsCommand(t, "trace", "record", s.mountpoint, "-o", filepath.Join(t.TempDir(), "timed"), "--for=10ms")
 	require.Equal(t, exitOK, timed.code, timed.err)
 
-	// Into a pipe, and out of one.
+	// To a pipe, and from a pipe.
 	piped := gaiafsCommand(t, "trace", "record", s.mountpoint, "-o", "-", "--for=10ms")
 	require.Equal(t, exitOK, piped.code, piped.err)
 	require.Contains(t, piped.err, "standard output: ")
@@ -139,9 +139,9 @@ func TestCommandTrace(t *testing.T) {
 	shown = execute(t, cmd)
 	require.Equal(t, exitOK, shown.code, shown.err)
 	require.Contains(t, shown.out, "0 accesses")
-	require.Contains(t, shown.out, "no read reached the daemon: those that the kernel's page cache answers do not")
+	require.Contains(t, shown.out, "no read reached the daemon: the kernel's page cache answers reads itself")
 
-	// The mount ends under a recording.
+	// The mount ends during a recording.
 	r = startRecording(t, s.mountpoint)
 	s.signal(t, syscall.SIGTERM)
 	require.Equal(t, exitOK, s.end(t))
@@ -150,8 +150,8 @@ func TestCommandTrace(t *testing.T) {
 	require.Equal(t, exitOK, gaiafsCommand(t, "trace", "show", "--partial", r.output).code)
 }
 
-// TestCommandTraceReadsOnAfterCtrlC interrupts readers of a pipe, as a terminal does when it interrupts the writer, and
-// again when they have read it.
+// TestCommandTraceReadsOnAfterCtrlC interrupts readers of a pipe, as a terminal does when it interrupts the writer. It
+// interrupts them again when they have read everything.
 func TestCommandTraceReadsOnAfterCtrlC(t *testing.T) {
 	made := gaiafsCommand(t, "trace", "make", "sparse", "--size=64M", "-o", "-")
 	require.Equal(t, exitOK, made.code, made.err)
@@ -164,13 +164,14 @@ func TestCommandTraceReadsOnAfterCtrlC(t *testing.T) {
 		require.NoError(t, err)
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = in, toOut, &errs
 		require.NoError(t, cmd.Start())
-		t.Cleanup(func() { _ = cmd.Process.Kill() }) // it should be gone
+		t.Cleanup(func() { _ = cmd.Process.Kill() }) // normally it has ended
 		require.NoError(t, errors.Join(in.Close(), toOut.Close()))
 		_, err = io.WriteString(toIn, made.out[:100])
 		require.NoError(t, err)
 		require.Eventually(t, func() bool { return waiting(t, toIn) == 0 }, time.Minute, time.Millisecond)
 		require.NoError(t, cmd.Process.Signal(syscall.SIGINT))
-		// On a busy machine the signal may still be pending when the reader has read all, and is killed by any.
+		// On a busy machine, the signal may still be pending when the reader has read everything and accepts signals
+		// again.
 		require.Eventually(t, func() bool { return waits(t, cmd.Process.Pid) }, time.Minute, time.Millisecond)
 		_, err = io.WriteString(toIn, made.out[100:])
 		require.NoError(t, errors.Join(err, toIn.Close()))
@@ -195,7 +196,7 @@ func pipe(t *testing.T) (r, w *os.File) {
 	return r, w
 }
 
-// waits reports whether a process has taken all its signals, and all its threads sleep.
+// waits reports whether a process has no pending signals and all its threads sleep.
 func waits(t *testing.T, pid int) bool {
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
 	require.NoError(t, err)
@@ -255,14 +256,14 @@ func TestCommandTraceOfAPattern(t *testing.T) {
 		{[]string{"evict", path, "--rule=oracle"}, exitUsage,
 			`there is no rule "oracle" for evictions; there are allocated`},
 		{[]string{"evict", path, "--placement=maybe"}, exitUsage, `there is no placement "maybe"`},
-		{[]string{"evict", path, "--memory=200"}, exitUsage, "--memory 200 is no percentage"},
+		{[]string{"evict", path, "--memory=200"}, exitUsage, "--memory 200 is not a percentage"},
 		{[]string{"evict", path, "--extent=3M"}, exitFailure, "a power of two"},
 		{[]string{"evict", path, "--chances=0"}, exitUsage, "--chances 0 is not"},
 		{[]string{"make", "sideways", "-o", path}, exitUsage, `there is no pattern "sideways"`},
-		{[]string{"make", "random"}, exitUsage, "say with -o"},
+		{[]string{"make", "random"}, exitUsage, "with -o"},
 		{[]string{"make", "random", "-o", path}, exitFailure, "exists"},
 		{[]string{"make", "random", "-o", path + "2", "--size=1K"}, exitUsage, "64 GiB"},
-		{[]string{"record", dir}, exitUsage, "say with -o"},
+		{[]string{"record", dir}, exitUsage, "with -o"},
 		{[]string{"record", dir, "-o", dir + "/r"}, exitFailure, "is not a mountpoint of gaiafs"},
 		{[]string{"record", dir, "-o", dir + "/missing/r"}, exitFailure, "cannot be written"},
 		{[]string{"record", dir, "-o", dir + "/r", "--for=-1s"}, exitUsage, "negative"},
@@ -282,10 +283,10 @@ func TestCommandTraceOfAPattern(t *testing.T) {
 	require.NotContains(t, gaiafsCommand(t, "trace", "show", path).out, "no read reached")
 	partial := gaiafsCommand(t, "trace", "replay", "--partial", "--predictor=none", cut)
 	require.Equal(t, exitOK, partial.code, partial.err)
-	require.Contains(t, partial.err, "what comes before is taken")
+	require.Contains(t, partial.err, "using the part before that")
 }
 
-// TestTraceEvict: each rule and both bounds are scored for each size of memory, for people and for programs.
+// TestTraceEvict: each rule and both bounds are scored for each size of memory, as text and as JSON.
 func TestTraceEvict(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "skewed")
 	require.Equal(t, exitOK, gaiafsCommand(t, "trace", "make", "skewed", "--size=64M", "-o", path).code)
@@ -309,7 +310,7 @@ func TestTraceEvict(t *testing.T) {
 	require.Contains(t, gaiafsCommand(t, "trace", "evict", "--help").out, "FlexGPU")
 }
 
-// What is no regular file is written to as it is, and is never removed.
+// Output other than a regular file is written in place, and never removed.
 func TestTraceToADevice(t *testing.T) {
 	r := gaiafsCommand(t, "trace", "make", "sequential", "-o", "/dev/null", "--size", "8M")
 	require.Equal(t, exitOK, r.code, r.err)

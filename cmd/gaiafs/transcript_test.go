@@ -19,7 +19,7 @@ import (
 
 const transcriptPage = "../../docs/transcript.md"
 
-// transcript is what commands say, as people see it, with the same places, processes and times in each run.
+// transcript is the output of commands, with the same places, processes and times in each run.
 type transcript struct {
 	text  strings.Builder
 	place place
@@ -33,16 +33,16 @@ var varying = []struct {
 	{regexp.MustCompile(`process \d+`), "process 4711"},
 	{regexp.MustCompile(`since [0-9-]+ [0-9:]+ \([^)]*\)`), "since 2026-01-02 03:04:05 (2 hours ago)"},
 	{regexp.MustCompile(`gaiafs \S+, process`), "gaiafs 0.1.0, process"},
-	{regexp.MustCompile(`(?m)^gaiafs \S+  (\d+ clients  )`), "gaiafs /mnt/data  $1"}, // top cuts what is long
+	{regexp.MustCompile(`(?m)^gaiafs \S+  (\d+ clients  )`), "gaiafs /mnt/data  $1"}, // top cuts long lines
 	{regexp.MustCompile(`(?m)^(gpu1 +\[.{8}\] +16 MiB)( +\d\S* [KMi]*B){3} `), "$1  8.0 MiB      0 B      0 B "},
 	{regexp.MustCompile(`(?m)^  gaiafs\.test {31}.{9} `), "  serve                                          4711 "},
 	{regexp.MustCompile(`(?m)^\d\d:\d\d:\d\d\.\d+ +\d+ .s +\d+ `), "03:04:05.000006    120 µs     4711 "},
 }
 
-// columns are what two blanks and more are between.
+// columns matches the space between columns: at least two blanks.
 var columns = regexp.MustCompile(" {2,}")
 
-// aligned has columns, two blanks apart, begin where those of the other lines do.
+// aligned aligns the columns of all lines, two blanks apart.
 func aligned(text string) string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
@@ -53,7 +53,7 @@ func aligned(text string) string {
 	return b.String()
 }
 
-// What doctor finds differs from machine to machine: each check says what it says on this one.
+// The findings of doctor differ between machines. The transcript always has those of one machine.
 var examined = map[string]string{
 	"kernel": "ok    kernel      Linux 6.18.44\n",
 	"fuse":   "ok    fuse        /dev/fuse can be used\n",
@@ -65,13 +65,13 @@ var examined = map[string]string{
 	"mounts": "ok    mounts      1 mount of gaiafs\n",
 }
 
-// doctor adds what doctor says of what every machine has.
+// doctor adds the output of doctor for checks that every machine has.
 func (r *transcript) doctor(t *testing.T) {
 	t.Helper()
 	args := []string{"doctor", "--dir", r.place.source}
 	var kept strings.Builder
 	seen := make(map[string]bool)
-	for line := range strings.Lines(gaiafsCommand(t, args...).out) { // a machine's fault is none of the transcript's
+	for line := range strings.Lines(gaiafsCommand(t, args...).out) { // ignore faults of this machine
 		state, rest, _ := strings.Cut(line, " ")
 		name, _, _ := strings.Cut(strings.TrimLeft(rest, " "), " ")
 		if text := examined[name]; text != "" && !seen[name] && state != "" {
@@ -84,7 +84,7 @@ func (r *transcript) doctor(t *testing.T) {
 	r.says(args, kept.String())
 }
 
-// bench adds a short run of bench, whose figures are always the same.
+// bench adds a short run of bench, with constant figures.
 func (r *transcript) bench(t *testing.T) {
 	t.Helper()
 	args := []string{"bench", "--quick", "--rounds=2", "--run=^merge/"}
@@ -114,7 +114,7 @@ func (r *transcript) bench(t *testing.T) {
 
 var trailing = regexp.MustCompile(`(?m) +$`)
 
-// says adds what a command says.
+// says adds the output of a command.
 func (r *transcript) says(args []string, text string) {
 	line := "$ gaiafs " + strings.Join(args, " ") + "\n" + text
 	line = strings.NewReplacer(r.place.mountpoint, "/mnt/data", r.place.source, "/srv/data").Replace(line)
@@ -124,7 +124,7 @@ func (r *transcript) says(args []string, text string) {
 	r.text.WriteString(trailing.ReplaceAllString(line, ""))
 }
 
-// run carries a command out. only, where it is not nil, chooses lines.
+// run runs a command. only, if not nil, selects lines.
 func (r *transcript) run(t *testing.T, code int, only func(string) bool, args ...string) {
 	t.Helper()
 	got := gaiafsCommand(t, args...)
@@ -138,14 +138,14 @@ func (r *transcript) run(t *testing.T, code int, only func(string) bool, args ..
 	r.says(args, kept.String())
 }
 
-// head is what is written above the transcript.
+// head is the text above the transcript.
 const head = `# A session
 
-What the commands say, on a mount with two emulated devices that another program works on meanwhile. A test makes this page:
+The output of the commands, on a mount with two emulated devices and another program at work. A test makes this page:
 ` + "`go test ./cmd/gaiafs -run TestTranscript -update`" + `.
 `
 
-// Each command says on a busy mount what docs/transcript.md has.
+// Each command prints on a busy mount what docs/transcript.md has.
 func TestTranscript(t *testing.T) {
 	r := &transcript{place: newPlace(t)}
 	at := r.place.mountpoint
@@ -187,7 +187,7 @@ func TestTranscript(t *testing.T) {
 	r.says(live, firstLine(t, live))
 	section("Is this machine fit for it?")
 	r.doctor(t)
-	section("To report a fault")
+	section("To report a bug")
 	r.run(t, exitOK, nil, "debug", "-o", filepath.Join(r.place.source, "fault.tar.gz"), at)
 	list, err := exec.Command("tar", "tzf", filepath.Join(r.place.source, "fault.tar.gz")).CombinedOutput()
 	require.NoError(t, err, "%s", list)
@@ -215,8 +215,8 @@ func TestTranscript(t *testing.T) {
 		"if that is right: go test ./cmd/gaiafs -run TestTranscript -update")
 }
 
-// work stores into a file on the second device, releases and reads it, until stop is called. It has begun when it
-// returns.
+// work stores into a file on the second device, releases and reads it, until stop is called. It returns after the first
+// round.
 func work(t *testing.T, path string) (stop func()) {
 	t.Helper()
 	require.NoError(t, os.WriteFile(path, make([]byte, 2*mib), 0o600))
@@ -258,7 +258,7 @@ func work(t *testing.T, path string) (stop func()) {
 	}
 }
 
-// firstLine is the first line that a command writes, which is interrupted then.
+// firstLine returns the first line of a command's output, and then interrupts the command.
 func firstLine(t *testing.T, args []string) string {
 	t.Helper()
 	cmd := command(t, args...)
@@ -268,6 +268,6 @@ func firstLine(t *testing.T, args []string) string {
 	line, err := bufio.NewReader(out).ReadString('\n')
 	require.NoError(t, err)
 	require.NoError(t, cmd.Process.Signal(syscall.SIGINT))
-	_ = cmd.Wait() // it may have been writing: then it was told that nobody reads
+	_ = cmd.Wait() // it may have been writing to the closed pipe
 	return line
 }

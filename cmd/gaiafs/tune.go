@@ -30,27 +30,27 @@ func newTune() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "tune MOUNTPOINT -o FILE -- COMMAND…",
 		Short: "Find out which files a program needs most in device memory",
-		Long: `tune runs a program again and again: first as it is, then with one file after another in pinned memory of the
-host. These are the files that its brackets use (docs/moving.md). The more a file slows the program down, for each byte
-that it has, the higher is its priority. tune writes the priorities to a file for --priorities: what has a lower one
-goes first when a device is full.
+		Long: `tune runs a program several times: first with all files on devices, then with one file after another in pinned memory of the
+host. It measures the files that the program's brackets use (docs/moving.md). The more a file slows the program down per byte,
+the higher is its priority. tune writes the priorities to a file for --priorities: files with lower priority are evicted first
+when a device is full.
 
-Before each run devices give back what they hold and nobody maps. Nothing else should use the mount meanwhile. The
-mount's priorities are what they were when tune ends. Only root and the user who mounted may do that.`,
+Before each run, tune evicts what nobody maps from the devices. Nothing else should use the mount at the same time. When tune ends,
+it restores the mount's priorities. Only root and the user who mounted may do that.`,
 		Example: `  gaiafs tune /mnt/data -o priorities.toml -- ./train --steps 10
   gaiafs set /mnt/data priorities=priorities.toml`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if cmd.ArgsLenAtDash() != 1 || len(args) < 2 {
-				return usagef("tune takes a MOUNTPOINT, and a COMMAND behind --")
+				return usagef("tune takes a MOUNTPOINT, and a COMMAND after --")
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
 			case output == "":
-				return usagef("say with -o which file the priorities are to be written to")
+				return usagef("name the file to write with -o")
 			case output == standardStream:
-				return usagef("-o names a file: standard output is the program's")
+				return usagef("-o names a file: standard output belongs to the program")
 			case runs < 1:
 				return usagef("--runs %d: at least 1", runs)
 			}
@@ -63,7 +63,7 @@ mount's priorities are what they were when tune ends. Only root and the user who
 			t := tuning{mountpoint: args[0], runs: runs, out: cmd.OutOrStdout(), run: func(ctx context.Context) error {
 				c := exec.CommandContext(ctx, args[1], args[2:]...)
 				c.Stdin, c.Stdout, c.Stderr = os.Stdin, os.Stdout, os.Stderr
-				c.Cancel = func() error { return c.Process.Signal(syscall.SIGTERM) } // it has processes to end, too
+				c.Cancel = func() error { return c.Process.Signal(syscall.SIGTERM) } // the program may have children to end, too
 				c.WaitDelay = termPatience
 				return c.Run()
 			}}
@@ -75,36 +75,36 @@ mount's priorities are what they were when tune ends. Only root and the user who
 		},
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "", "`FILE` to write, which must not exist")
-	cmd.Flags().IntVar(&runs, "runs", runs, "how often the program is run for each file; the median counts")
+	cmd.Flags().IntVar(&runs, "runs", runs, "how often to run the program for each file; tune uses the median")
 	return cmd
 }
 
-// tuning is a call of tune.
+// tuning holds the options of tune.
 type tuning struct {
 	mountpoint string
 	runs       int
 	out        io.Writer
-	run        func(ctx context.Context) error // of the program
+	run        func(ctx context.Context) error // runs the program
 }
 
-// tuned is what came of a file.
+// tuned is the result for one file.
 type tuned struct {
 	path     string
 	bytes    int64
 	took     time.Duration
-	cost     float64 // seconds for each GiB
-	why      string  // it was not measured; "" where it was
+	cost     float64 // seconds per GiB
+	why      string  // why it was not measured; "" if it was
 	priority int
 }
 
-// tune returns the text of a file of priorities.
+// tune returns the text of a priorities file.
 func (t *tuning) tune(ctx context.Context) (text string, err error) {
 	status, err := statusOf(t.mountpoint, patience)
 	if err != nil {
 		return "", statusError(t.mountpoint, err)
 	}
 	was := "priorities=" + cmp.Or(status.Mount.Settings["priorities"], "none")
-	if _, err := set(ctx, t.mountpoint, []string{was}); err != nil { // nor could it be set at the end
+	if _, err := set(ctx, t.mountpoint, []string{was}); err != nil { // if this fails, tune could not restore the priorities either
 		return "", err
 	}
 	defer func() {
@@ -117,15 +117,15 @@ func (t *tuning) tune(ctx context.Context) (text string, err error) {
 	}
 	fmt.Fprintf(t.out, "as it is: %v\n", base.Round(time.Millisecond))
 	if len(used) == 0 {
-		return "", errors.New("the program began no brackets of files of this mount: there is nothing to choose from")
+		return "", errors.New("the program began no brackets of files of this mount: there is nothing to tune")
 	}
 	for i := range used {
 		f := &used[i]
 		switch {
 		case f.bytes > status.PinnedLimit:
-			f.why = fmt.Sprintf("%s are more than there is of pinned memory", bytesText(f.bytes))
+			f.why = fmt.Sprintf("its %s are more than the pinned memory", bytesText(f.bytes))
 		case strings.ContainsRune(f.path, utf8.RuneError):
-			f.why = "its name is not UTF-8, and TOML cannot have it"
+			f.why = "its name is not UTF-8, which TOML requires"
 		}
 		if f.why != "" {
 			fmt.Fprintf(t.out, "%s is not measured: %s\n", pagecache.Printable(f.path), f.why)
@@ -141,20 +141,20 @@ func (t *tuning) tune(ctx context.Context) (text string, err error) {
 	return priorities(used, base), nil
 }
 
-// noticeable is the part of its time by which a program has to be slower for a file to be worth a priority.
+// noticeable is the relative slowdown from which on a file gets a priority.
 const noticeable = 0.02
 
-// termPatience is how long a program has to end after a signal ended tune.
+// termPatience is how long the program may take to end after a signal to tune.
 const termPatience = 5 * time.Second
 
-// priorities ranks the files by their costs, and returns the text of the file. Those that were not measured have no
-// place in it but a remark.
+// priorities ranks the files by their costs and returns the text of the file. Files that were not measured get only a
+// comment.
 func priorities(used []tuned, base time.Duration) string {
 	slices.SortFunc(used, func(a, b tuned) int {
 		return cmp.Or(cmp.Compare(a.cost, b.cost), cmp.Compare(a.path, b.path))
 	})
 	var b strings.Builder
-	fmt.Fprintf(&b, "# Made by gaiafs tune. What has a lower priority goes first. The program took %v.\n",
+	fmt.Fprintf(&b, "# Made by gaiafs tune. Files with lower priority are evicted first. The program took %v.\n",
 		base.Round(time.Millisecond))
 	rank := 0
 	for i := range used {
@@ -173,14 +173,14 @@ func priorities(used []tuned, base time.Duration) string {
 	return b.String()
 }
 
-// quoteTOML returns a basic string of TOML.
+// quoteTOML returns s as a TOML basic string.
 func quoteTOML(s string) string {
-	quoted, _ := json.Marshal(s) // whose escapes TOML has, too
+	quoted, _ := json.Marshal(s) // TOML has all escapes of JSON
 	return string(quoted)
 }
 
-// measure runs the program with a file in pinned memory, or with "" none, and returns the median of its times and which
-// files its brackets used.
+// measure runs the program t.runs times with one file in pinned memory, or none if onHost is "". It returns the median
+// time, and the files that the program's brackets used.
 func (t *tuning) measure(ctx context.Context, onHost string) (median time.Duration, used []tuned, err error) {
 	value := "none"
 	if onHost != "" {
@@ -217,7 +217,7 @@ func (t *tuning) measure(ctx context.Context, onHost string) (median time.Durati
 	return times[len(times)/2], used, nil
 }
 
-// clear has devices give back what nobody maps, and returns how many brackets each file was used by.
+// clear evicts from devices what nobody maps. It returns the number of brackets that have used each file.
 func (t *tuning) clear(ctx context.Context) (brackets map[string]int64, err error) {
 	status, err := statusOf(t.mountpoint, patience)
 	if err != nil {
@@ -226,7 +226,7 @@ func (t *tuning) clear(ctx context.Context) (brackets map[string]int64, err erro
 	for _, f := range status.Files {
 		file, err := os.Open(filepath.Join(t.mountpoint, f.Name))
 		if err != nil {
-			continue // it is gone, or may not be read
+			continue // the file is gone or cannot be read
 		}
 		_, err = gaiafs.Evict(ctx, file, -1)
 		file.Close()
@@ -234,7 +234,7 @@ func (t *tuning) clear(ctx context.Context) (brackets map[string]int64, err erro
 			return nil, about(f.Name, "", err)
 		}
 	}
-	// A file of which nothing is left is forgotten with its counters.
+	// The daemon forgets a file with no bytes left on devices, including its counters. So ask again.
 	if status, err = statusOf(t.mountpoint, patience); err != nil {
 		return nil, err
 	}
@@ -245,7 +245,7 @@ func (t *tuning) clear(ctx context.Context) (brackets map[string]int64, err erro
 	return brackets, nil
 }
 
-// used returns the files that brackets used since.
+// used returns the files that brackets have used since before.
 func (t *tuning) used(before map[string]int64) (list []tuned, err error) {
 	status, err := statusOf(t.mountpoint, patience)
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 )
 
-// TestTune: each file that brackets use is in pinned memory once, and the one that costs most there, for each byte, has
-// the highest priority. The file that comes out of it can be set.
+// TestTune: each file that brackets use is in pinned memory once. The file with the highest cost per byte there gets
+// the highest priority. The resulting file can be set.
 func TestTune(t *testing.T) {
 	s := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=32M", "--pinned-memory=32M")
 	path := func(name string) string { return filepath.Join(s.mountpoint, name) }
@@ -24,7 +24,7 @@ func TestTune(t *testing.T) {
 		require.NoError(t, os.WriteFile(path(name), make([]byte, size), 0o644))
 	}
 	pinned := func(name string) (n int64) {
-		now, err := statusOf(s.mountpoint, patience) // at once: a command's start would count as the program's time
+		now, err := statusOf(s.mountpoint, patience) // not a command: its start would count as time of the program
 		require.NoError(t, err)
 		for _, f := range now.Files {
 			for _, h := range f.Holders {
@@ -87,13 +87,13 @@ func TestTune(t *testing.T) {
 	r := gaiafsCommand(t, "set", s.mountpoint, "priorities="+file)
 	require.Equal(t, exitOK, r.code, r.err)
 	require.NoError(t, program(context.Background()))
-	require.Zero(t, pinned("hot")+pinned("warm")+pinned("cold"), "it is measured no more")
+	require.Zero(t, pinned("hot")+pinned("warm")+pinned("cold"), "no further measurement")
 	s.signal(t, syscall.SIGTERM)
 	require.Equal(t, exitOK, s.end(t))
 }
 
-// TestTuneLeavesSettings: whatever becomes of tune, the mount's priorities are those that it had. Where they could not
-// be set again, nothing is run.
+// TestTuneLeavesSettings: however tune ends, the mount has its former priorities. If they could not be restored, tune
+// runs nothing.
 func TestTuneLeavesSettings(t *testing.T) {
 	s := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=32M")
 	file := filepath.Join(t.TempDir(), "priorities.toml")
@@ -126,7 +126,7 @@ func TestTuneLeavesSettings(t *testing.T) {
 	require.Equal(t, exitOK, s.end(t))
 }
 
-// TestFilesThatAreNotMeasured are named with the reason, and get no priority.
+// TestFilesThatAreNotMeasured: such files are named with the reason, and get no priority.
 func TestFilesThatAreNotMeasured(t *testing.T) {
 	text := priorities([]tuned{
 		{path: "a\nb", bytes: mib, took: 2 * time.Second, cost: 1},

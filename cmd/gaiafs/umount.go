@@ -25,20 +25,20 @@ func newUmount() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "umount MOUNTPOINT",
 		Aliases: []string{"unmount"},
-		Short:   "Write everything back, unmount, and wait for the daemon's last word",
-		Long: `umount has the daemon bring home what devices hold, takes the mount away, and returns when the daemon has ended.
+		Short:   "Write everything back, unmount, and wait until the daemon has ended",
+		Long: `umount makes the daemon write home what devices hold, unmounts, and returns when the daemon has ended.
 
-It refuses while SOURCE does not take all bytes, because it is full or fails: it says how many bytes of which files wait and
-why, and the mount goes on. The daemon keeps the bytes and tries again, so that they arrive soon after there is room. It also
+It refuses while SOURCE does not accept all bytes, because it is full or fails: it says how many bytes of which files are waiting, and
+why, and the mount goes on. The daemon keeps the bytes and retries, so they arrive soon after there is free space. umount also
 refuses while programs use the mount, and names them.
 
-With --force, bytes that SOURCE does not take are given up: they are lost and named, and the exit code is 1.
+With --force, bytes that SOURCE does not accept are discarded and named, and the exit code is 1.
 
-Where a mount was detached (umount -l), its daemon may still bring bytes home. umount MOUNTPOINT waits for that daemon while
-nothing else is mounted there, and --pid names it in any case.`,
+The daemon of a detached mount (umount -l) may still be writing bytes home. umount MOUNTPOINT waits for that daemon while nothing
+else is mounted there; --pid always names it.`,
 		Example: `  gaiafs umount /mnt/data
   gaiafs umount --timeout 10m /mnt/data    # wait longer for a slow disk
-  gaiafs umount --force /mnt/data          # lose what SOURCE does not take`,
+  gaiafs umount --force /mnt/data          # discard what SOURCE does not accept`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if u.process != 0 {
 				return arguments()(cmd, args)
@@ -56,14 +56,14 @@ nothing else is mounted there, and --pid names it in any case.`,
 		},
 	}
 	cmd.Flags().Var(&u.timeout, "timeout",
-		"how long to wait for bytes on their way and for the daemon's end; 0 does not wait for that end")
-	cmd.Flags().IntVar(&u.process, "pid", 0, "end the mount of the daemon that is process `PID`")
+		"how long to wait for bytes on their way and for the daemon to end; 0 does not wait for its end")
+	cmd.Flags().IntVar(&u.process, "pid", 0, "end the mount of the daemon with process ID `PID`")
 	cmd.Flags().BoolVar(&u.force, "force", false,
-		"give up bytes that SOURCE does not take, and mounts whose daemon does not answer")
+		"discard bytes that SOURCE does not accept, and unmount even if the daemon does not answer")
 	return cmd
 }
 
-// mountpoints lists those of gaiafs, for completion.
+// mountpoints lists the mountpoints of gaiafs, for completion.
 func mountpoints() []string {
 	mounts, err := fs.Mounts()
 	if err != nil {
@@ -76,19 +76,19 @@ func mountpoints() []string {
 	return paths
 }
 
-// unmounting is a call of umount.
+// unmounting holds the options and the state of one umount.
 type unmounting struct {
 	mountpoint string
-	process    int // what --pid says, or 0
+	process    int // the value of --pid, or 0
 	timeout    span
 	force      bool
 	mount      fs.MountInfo
-	// detached is the daemon of a mount that was detached, which is reached by its socket; nil where the mount is at
-	// its place.
+	// detached is the daemon of a detached mount, which is reached through its socket. It is nil if the mount is at its
+	// mountpoint.
 	detached *found
 }
 
-// errHeld says that the daemon itself keeps the mount, since bytes have begun to wait.
+// errHeld says that the daemon itself keeps the mount busy, because bytes have begun to wait.
 var errHeld = errors.New("the daemon holds the mount")
 
 func (u *unmounting) run() error {
@@ -106,7 +106,7 @@ func (u *unmounting) run() error {
 		if !errors.Is(err, errHeld) {
 			return err
 		}
-		// Somebody released bytes after the daemon looked. It looks again.
+		// A program released bytes after the daemon checked. The daemon checks again.
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("%s is not unmounted: programs keep releasing bytes to it; end them, and try again",
@@ -116,7 +116,7 @@ func (u *unmounting) run() error {
 	}
 }
 
-// choose finds out what is to be unmounted, or which daemon of a detached mount is to end.
+// choose finds the mount to unmount, or the daemon of a detached mount that is to end.
 func (u *unmounting) choose() (err error) {
 	if u.process != 0 {
 		f, err := findByPID(u.process, askedFor)
@@ -150,7 +150,7 @@ func (u *unmounting) choose() (err error) {
 	}
 }
 
-// where is what the daemon is asked by.
+// where returns the path through which the daemon is asked.
 func (u *unmounting) where() string {
 	if u.detached != nil {
 		return u.detached.Path
@@ -158,7 +158,7 @@ func (u *unmounting) where() string {
 	return u.mountpoint
 }
 
-// remains and isGone begin what is said of a mount that stays, and of one that does not.
+// remains and isGone return the beginnings of sentences about a mount that stays, and one that is gone.
 func (u *unmounting) remains() string {
 	if u.detached != nil {
 		return fmt.Sprintf("the mount at %s was detached, and process %d goes on", u.mountpoint, u.detached.pid())
@@ -173,7 +173,7 @@ func (u *unmounting) isGone() string {
 	return u.mountpoint + " is unmounted"
 }
 
-// state begins what is said of a mount whose daemon has ended.
+// state returns the beginning of a sentence about a mount whose daemon has ended.
 func (u *unmounting) state() string {
 	if u.detached != nil {
 		return u.isGone()
@@ -181,7 +181,7 @@ func (u *unmounting) state() string {
 	return u.remains()
 }
 
-// end has the daemon bring everything home, unmounts, and waits for the daemon's last word.
+// end makes the daemon bring everything home, unmounts, and waits for the daemon's final result.
 func (u *unmounting) end(ctx context.Context) error {
 	d, err := u.find(ctx)
 	if err != nil {
@@ -208,7 +208,7 @@ func (u *unmounting) end(ctx context.Context) error {
 			"'gaiafs status --pid %d'",
 			u.remains(), u.timeout.Duration, d.pid)
 	case !unmounted && errors.Is(err, syscall.ENOSYS):
-		return fmt.Errorf("%s: its daemon is of an earlier version and cannot say whether all is written back; "+
+		return fmt.Errorf("%s: its daemon's version is too old to say whether everything is written back; "+
 			"unmount it with umount(8), and see its log", u.remains())
 	case !answered && u.hasEnded(err, d.pid):
 		return fmt.Errorf("%s: process %d ended before it said whether everything is written back: see its log",
@@ -224,7 +224,7 @@ func (u *unmounting) end(ctx context.Context) error {
 	}
 	var word endDocument
 	if err := json.Unmarshal(last, &word); err != nil || word.State != endOver {
-		return fmt.Errorf("%s, but the last word of process %d cannot be read: see its log", u.isGone(), d.pid)
+		return fmt.Errorf("%s, but the final answer of process %d cannot be read: see its log", u.isGone(), d.pid)
 	}
 	if err := d.wait(ctx); err != nil {
 		return fmt.Errorf("%s and written back, but process %d has not ended: %w", u.isGone(), d.pid, err)
@@ -258,41 +258,42 @@ func (u *unmounting) takeAway(text []byte, pid int) error {
 	return u.busy(users)
 }
 
-// refused says what waits.
+// refused returns an error that lists what is waiting.
 func (u *unmounting) refused(answer endDocument, pid int) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s: SOURCE does not take bytes that devices released\n", u.remains())
+	fmt.Fprintf(&b, "%s: SOURCE does not accept bytes that devices released\n", u.remains())
 	for _, w := range answer.Waiting {
 		fmt.Fprintf(&b, "  %s\n", w)
 	}
 	if answer.Ending != "" {
-		fmt.Fprintf(&b, "Process %d is ending already (%s), and ends when SOURCE has them.\n", pid, answer.Ending)
+		fmt.Fprintf(&b, "Process %d is already ending (%s), and ends when SOURCE has them.\n", pid, answer.Ending)
 	}
-	b.WriteString("They are kept and tried again: make room, or see to what is wrong, and unmount then. --force " +
-		"gives them up.")
+	b.WriteString("They are kept and retried: free some space, or mend what is wrong, and then unmount. --force " +
+		"discards them.")
 	return errors.New(b.String())
 }
 
 func (u *unmounting) busy(users []user) error {
-	if isUnmountHelper(os.Args[0]) { // umount(8) is where its caller is
+	if isUnmountHelper(os.Args[0]) { // umount(8) runs in its caller's working directory
 		users = slices.DeleteFunc(users, func(w user) bool {
 			return w.pid == os.Getppid() && w.what == "working directory"
 		})
 	}
 	if len(users) == 0 {
-		return fmt.Errorf("%s is in use by a process that cannot be seen from here: end that, and try again",
+		return fmt.Errorf("%s is in use by a process that cannot be seen from here: end it, and try again",
 			u.mountpoint)
 	}
-	return fmt.Errorf("%s is in use by %s: end that, and try again", u.mountpoint, describe(users))
+	return fmt.Errorf("%s is in use by %s: end it, and try again", u.mountpoint, describe(users))
 }
 
-// withoutDaemon unmounts where the daemon does not answer, for the reason given. What it has, nobody can ask for.
+// withoutDaemon unmounts if the daemon does not answer, for the reason why. Nobody can ask then what the daemon still
+// has.
 func (u *unmounting) withoutDaemon(why error) error {
 	dead := errors.Is(why, syscall.ENOTCONN) ||
 		u.detached != nil && u.hasEnded(why, u.detached.pid())
 	refused := errors.Is(why, syscall.EPERM) || errors.Is(why, syscall.EACCES)
 	switch {
-	case u.detached != nil && dead: // it has just ended
+	case u.detached != nil && dead: // it ended a moment ago
 		return fmt.Errorf("%s: its daemon ended before it said whether everything is written back: see its log",
 			u.isGone())
 	case u.detached != nil:
@@ -300,13 +301,13 @@ func (u *unmounting) withoutDaemon(why error) error {
 			"then, and what is not written back is lost", u.remains(), why, u.detached.pid())
 	case refused && os.Geteuid() != 0:
 		return fmt.Errorf("%s is not unmounted: only root and the user who mounted it may do that", u.mountpoint)
-	case refused && !u.force: // the kernel keeps root out of mounts of users
-		return fmt.Errorf("%s is not unmounted: the user who mounted it shares it with nobody, so that its daemon "+
-			"cannot be asked whether everything is written back; unmount it as that user, or all the same with "+
+	case refused && !u.force: // the kernel denies root access to the mounts of users
+		return fmt.Errorf("%s is not unmounted: it belongs to another user and has no --allow-other, so its daemon "+
+			"cannot be asked whether everything is written back; unmount it as that user, or use "+
 			"--force", u.mountpoint)
 	case !dead && !u.force:
 		return fmt.Errorf("%s is not unmounted: its daemon does not say whether everything is written back (%w); "+
-			"--force unmounts all the same",
+			"--force unmounts anyway",
 			u.mountpoint, why)
 	}
 	err := fs.Unmount(u.mountpoint)
@@ -317,7 +318,7 @@ func (u *unmounting) withoutDaemon(why error) error {
 				text = describe(users)
 			}
 			return fmt.Errorf("the daemon of %s has ended, and %s still use files there, though every access fails: "+
-				"end them and try again, or take the mount away at once with 'gaiafs umount --force %s', which loses "+
+				"end them and try again, or detach the mount at once with 'gaiafs umount --force %s', which loses "+
 				"nothing more", u.mountpoint, text, u.mountpoint)
 		}
 		err = detach(u.mount.Mountpoint)
@@ -329,13 +330,13 @@ func (u *unmounting) withoutDaemon(why error) error {
 	return err
 }
 
-// hasEnded reports whether the daemon ended instead of answering, which failed with err. The daemon of a detached mount
-// may be ending, and is waited for.
+// hasEnded reports whether err means that the daemon ended instead of answering. The daemon of a detached mount may be
+// about to end; hasEnded waits a moment for that.
 func (u *unmounting) hasEnded(err error, pid int) bool {
 	return err != nil && (isCutOff(err) || u.detached != nil && endsWithin(pid, time.Second))
 }
 
-// endsWithin waits until a process has ended, but not for long, and reports whether it has.
+// endsWithin reports whether a process ends within patience.
 func endsWithin(pid int, patience time.Duration) bool {
 	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 		switch processState(pid) {
@@ -348,32 +349,32 @@ func endsWithin(pid int, patience time.Duration) bool {
 	}
 }
 
-// isCutOff reports whether the daemon, or the connection to it, is gone.
+// isCutOff reports whether the daemon or the connection to it is gone.
 func isCutOff(err error) bool {
 	return errors.Is(err, syscall.ENOTCONN) || errors.Is(err, syscall.ECONNREFUSED) ||
 		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.ENOENT) // a daemon that ends removes its socket
 }
 
-// lookElsewhere returns an error if the filesystem is still mounted somewhere although it is unmounted here, so that
-// the daemon goes on. The daemon ends within a moment otherwise.
+// lookElsewhere returns an error if the filesystem is unmounted here but still mounted elsewhere, so that the daemon
+// goes on. Otherwise the daemon ends within a moment.
 func (u *unmounting) lookElsewhere(d *daemon) error {
 	if u.detached != nil {
-		return nil // it was known
+		return nil // already known
 	}
 	users := mountedElsewhere(u.mount.Device)
 	if len(users) == 0 {
 		return nil
 	}
 	return fmt.Errorf("%s is unmounted here, and everything that was released is written back; but process %d goes "+
-		"on, since the filesystem is also used by %s: unmount it there too", u.mountpoint, d.pid, describe(users))
+		"on, because the filesystem is also used by %s: unmount it there too", u.mountpoint, d.pid, describe(users))
 }
 
-// daemon is the process behind a mount, held by a descriptor so that its number cannot become another's.
+// daemon is the process behind a mount. It holds a descriptor of the process, so that the PID cannot be reused.
 type daemon struct {
 	pid, fd int
 }
 
-// resolve returns the absolute path without symbolic links, as far as that can be had.
+// resolve returns the absolute path without symbolic links, as far as possible.
 func resolve(path string) string {
 	if m, err := fs.MountAt(path); err == nil {
 		return m.Mountpoint
@@ -384,14 +385,14 @@ func resolve(path string) string {
 	if resolved, err := filepath.EvalSymlinks(path); err == nil {
 		return resolved
 	}
-	// A mountpoint whose daemon has ended cannot be looked at.
+	// stat(2) fails on a mountpoint whose daemon has ended.
 	if dir, err := filepath.EvalSymlinks(filepath.Dir(path)); err == nil {
 		return filepath.Join(dir, filepath.Base(path))
 	}
 	return path
 }
 
-// findDaemon asks the mount for its daemon. It fails with ENOTCONN where that has ended.
+// findDaemon asks the mount for its daemon. It fails with ENOTCONN if the daemon has ended.
 func findDaemon(mountpoint string) (*daemon, error) {
 	pid, err := daemonPID(mountpoint)
 	if err != nil {
@@ -401,7 +402,7 @@ func findDaemon(mountpoint string) (*daemon, error) {
 	if err != nil {
 		return nil, fmt.Errorf("process %d: %w", pid, err)
 	}
-	// It answers still, so the number was its own when the descriptor was opened.
+	// The daemon still answers, so the PID was its own when the descriptor was opened.
 	if again, err := daemonPID(mountpoint); err != nil || again != pid {
 		unix.Close(fd)
 		return nil, errors.Join(fmt.Errorf("process %d has just ended", pid), err)
@@ -409,7 +410,7 @@ func findDaemon(mountpoint string) (*daemon, error) {
 	return &daemon{pid, fd}, nil
 }
 
-// daemonPID asks a mount for its daemon's process id.
+// daemonPID asks a mount for its daemon's process ID.
 func daemonPID(mountpoint string) (int, error) {
 	doc, err := gaiafs.Status(mountpoint)
 	if err != nil {
@@ -422,14 +423,14 @@ func daemonPID(mountpoint string) (int, error) {
 		return 0, err
 	}
 	if s.Mount.PID <= 0 {
-		return 0, errors.New("the mount does not tell the process of its daemon")
+		return 0, errors.New("the mount does not say which process its daemon is")
 	}
 	return s.Mount.PID, nil
 }
 
 func (d *daemon) close() { unix.Close(d.fd) }
 
-// find finds the daemon, but waits no longer than ctx for its answer.
+// find finds the daemon. It waits for its answer no longer than ctx.
 func (u *unmounting) find(ctx context.Context) (*daemon, error) {
 	patience := time.Duration(math.MaxInt64)
 	if deadline, limited := ctx.Deadline(); limited {
@@ -448,7 +449,7 @@ func (u *unmounting) find(ctx context.Context) (*daemon, error) {
 	return nil, errors.New(what)
 }
 
-// wait waits for the end of the process, or of ctx.
+// wait waits for the end of the process or of ctx.
 func (d *daemon) wait(ctx context.Context) error {
 	for {
 		patience := -1

@@ -29,8 +29,8 @@ func (u user) String() string {
 	return fmt.Sprintf("%s (process %d, %s)", pagecache.Printable(u.command), u.pid, pagecache.Printable(u.what))
 }
 
-// mountUsers lists the processes that keep the mount at an absolute path busy, as far as /proc tells: other users'
-// processes may be hidden from this one. It compares paths and asks the mount nothing, which may not answer any more.
+// mountUsers lists the processes that keep the mount at an absolute path busy. It reads /proc, which may hide the
+// processes of other users. It compares paths and never touches the mount, which may hang.
 func mountUsers(mountpoint string) []user {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -45,7 +45,7 @@ func mountUsers(mountpoint string) []user {
 		if what := usage(filepath.Join("/proc", e.Name()), mountpoint); what != "" {
 			name, err := os.ReadFile(filepath.Join("/proc", e.Name(), "comm"))
 			if err != nil {
-				continue // it has just ended
+				continue // the process has just ended
 			}
 			users = append(users, user{pid, strings.TrimSuffix(string(name), "\n"), what})
 		}
@@ -53,7 +53,7 @@ func mountUsers(mountpoint string) []user {
 	return users
 }
 
-// usage says what the process with that directory in /proc uses of the mount; "" for nothing.
+// usage says what the process with this directory in /proc uses of the mount. "" means nothing.
 func usage(process, mountpoint string) string {
 	inside := func(path string) bool { return path == mountpoint || strings.HasPrefix(path, mountpoint+"/") }
 	for _, link := range [][2]string{{"cwd", "working directory"}, {"root", "root directory"},
@@ -63,7 +63,7 @@ func usage(process, mountpoint string) string {
 		}
 	}
 	var found string
-	// WalkDir of one flat directory: what cannot be read is somebody else's.
+	// WalkDir of one flat directory. What cannot be read belongs to another user.
 	_ = filepath.WalkDir(filepath.Join(process, "fd"), func(path string, _ fs.DirEntry, err error) error {
 		if err != nil {
 			return nil
@@ -89,8 +89,8 @@ func usage(process, mountpoint string) string {
 	return ""
 }
 
-// mountedElsewhere lists where a filesystem is mounted: its mountpoints in this mount namespace, and a process of each
-// other that has it. It is told by the number of its device.
+// mountedElsewhere lists where a filesystem is mounted: its mountpoints in this mount namespace, and for every other
+// namespace that has it, one process. The filesystem is identified by its device number.
 func mountedElsewhere(device string) []user {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -113,14 +113,14 @@ func mountedElsewhere(device string) []user {
 		}
 		space, err := os.Readlink(filepath.Join("/proc", e.Name(), "ns/mnt"))
 		if err != nil || seen[space] {
-			continue // it has just ended, or is somebody else's
+			continue // just ended, or of another user
 		}
 		mounts, err := gfs.MountsSeenBy(pid)
 		if err != nil {
 			continue
 		}
 		if _, err := os.Readlink(filepath.Join("/proc", e.Name(), "exe")); err != nil {
-			continue // a thread of the kernel's, which nobody can end
+			continue // a kernel thread, which nobody can end
 		}
 		name, err := os.ReadFile(filepath.Join("/proc", e.Name(), "comm"))
 		if err != nil {
@@ -137,7 +137,7 @@ func mountedElsewhere(device string) []user {
 	return users
 }
 
-// without leaves out a process, and reports whether it was there.
+// without removes a process from a list, and reports whether it was in there.
 func without(users []user, pid int) (others []user, was bool) {
 	for _, u := range users {
 		if u.pid == pid {
@@ -149,7 +149,7 @@ func without(users []user, pid int) (others []user, was bool) {
 	return others, was
 }
 
-// describe names users in one line, the first few of them.
+// describe names the first few users in one line.
 func describe(users []user) string {
 	const most = 5
 	if len(users) == 0 {
@@ -166,7 +166,7 @@ func describe(users []user) string {
 	return text
 }
 
-// detach takes a mountpoint away from the tree of files. Programs that use the mount keep it until they are done.
+// detach removes a mountpoint from the file tree. Programs that use the mount keep it until they close it.
 func detach(mountpoint string) error {
 	if os.Geteuid() == 0 {
 		return unix.Unmount(mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)

@@ -28,7 +28,7 @@ func TestUsersOfADirectory(t *testing.T) {
 	require.Equal(t, "mapped file "+name, usage(own, dir))
 	require.NoError(t, unix.Munmap(memory))
 	require.Empty(t, usage(own, dir))
-	require.Empty(t, usage(own, dir[:len(dir)-1]), "a name that only begins the same is another directory")
+	require.Empty(t, usage(own, dir[:len(dir)-1]), "a directory with a common prefix is another directory")
 
 	cmd := exec.Command("sh", "-c", "echo; read x")
 	cmd.Dir = dir
@@ -43,7 +43,7 @@ func TestUsersOfADirectory(t *testing.T) {
 	require.Equal(t, []user{{cmd.Process.Pid, "sh", "working directory"}}, users)
 	require.Equal(t, fmt.Sprintf("sh (process %d, working directory)", cmd.Process.Pid), describe(users))
 	require.NoError(t, in.Close())
-	require.Error(t, cmd.Wait(), "read met the end of its input")
+	require.Error(t, cmd.Wait(), "read got the end of its input")
 
 	require.Contains(t, describe(make([]user, 8)), "and 3 more")
 	require.Contains(t, describe(nil), "cannot be seen")

@@ -10,12 +10,12 @@ import (
 	"github.com/dustin/go-humanize"
 )
 
-// The types below are flag values (pflag.Value) that refuse what makes no sense.
+// The types below are flag values (pflag.Value) that reject senseless values.
 
 // size is a number of bytes; 0 leaves the choice to gaiafs.
 type size int64
 
-// units of a size. A single letter is a power of 1024, as GPU memory is counted.
+// units are the units of a size. A single letter is a power of 1024, as is usual for GPU memory.
 var units = map[string]float64{
 	"": 1, "B": 1,
 	"K": 1 << 10, "KIB": 1 << 10, "KB": 1e3,
@@ -31,7 +31,7 @@ func (s *size) Set(text string) error {
 	unit, ok := units[strings.ToUpper(strings.TrimSpace(trimmed[end:]))]
 	bytes := number * unit
 	if err != nil || !ok || !(bytes >= 0 && bytes < math.MaxInt64) {
-		return fmt.Errorf("%q is no size; write one as 512M, 1.5G or 2GiB", text)
+		return fmt.Errorf("%q is not a size; write one such as 512M, 1.5G or 2GiB", text)
 	}
 	*s = size(bytes)
 	return nil
@@ -46,7 +46,7 @@ func (s *size) String() string {
 
 func (s *size) Type() string { return "SIZE" }
 
-// budget is a size, or auto: gaiafs chooses.
+// budget is a size, or auto, which lets gaiafs choose.
 type budget struct{ size }
 
 func (b *budget) Set(text string) error {
@@ -57,13 +57,13 @@ func (b *budget) Set(text string) error {
 	return b.size.Set(text)
 }
 
-// percentage is a part of something, of at least 1 %.
+// percentage is a part of something, at least 1 %.
 type percentage int
 
 func (p *percentage) Set(text string) error {
 	n, err := strconv.Atoi(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(text), "%")))
 	if err != nil || n < 1 || n > 100 {
-		return fmt.Errorf("%q is no part; write one as 50%%, from 1%% to 100%%", text)
+		return fmt.Errorf("%q is not a percentage from 1%% to 100%%; write one such as 50%%", text)
 	}
 	*p = percentage(n)
 	return nil
@@ -81,10 +81,10 @@ type span struct {
 func (s *span) Set(text string) error {
 	d, err := time.ParseDuration(strings.TrimSpace(text))
 	if err != nil {
-		return fmt.Errorf("%q is no duration; write one as 500ms, 2s or 1m", text)
+		return fmt.Errorf("%q is not a duration; write one such as 500ms, 2s or 1m", text)
 	}
 	if d < s.min {
-		return fmt.Errorf("%q is too short; the least is %s", text, s.min)
+		return fmt.Errorf("%q is too short; the minimum is %s", text, s.min)
 	}
 	s.Duration = d
 	return nil
@@ -92,7 +92,7 @@ func (s *span) Set(text string) error {
 
 func (s *span) Type() string { return "DURATION" }
 
-// choice is one of a few words.
+// choice is one of several words.
 type choice struct {
 	word  string
 	among []string
@@ -111,7 +111,7 @@ func (c *choice) Set(text string) error {
 func (c *choice) String() string { return c.word }
 func (c *choice) Type() string   { return strings.Join(c.among, "|") }
 
-// restriction is a list of flags of mount(8), by which a mount forbids things.
+// restriction is a list of mount(8) options by which a mount forbids things.
 type restriction string
 
 func (r *restriction) Set(text string) error {

@@ -8,13 +8,13 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// otherVariables are those of the environment that begin like settings and are not: the client libraries, the guard of
-// a mount, and the tests read them.
+// otherVariables are environment variables that begin like settings but are not: the client libraries, the guard of a
+// mount, and the tests read them.
 var otherVariables = []string{"GAIAFS_CONFIG", "GAIAFS_EMULATED", takenVariable, "GAIAFS_LIBRARY", "GAIAFS_GUARD",
 	"GAIAFS_TENANT", "GAIAFS_BINARY", "GAIAFS_BUILD",
 	"GAIAFS_VERSION", "GAIAFS_REQUIRE_GPU", "GAIAFS_REQUIRE_TOOLS"}
 
-// unknownVariables tells of variables that look like settings of a mount and are none: they are misspelt, as a rule.
+// unknownVariables reports variables that look like settings of a mount but are not. Usually they are misspelt.
 func unknownVariables(environment []string, tell func(text string)) {
 	known := slices.Clone(otherVariables)
 	for _, name := range settingNames() {
@@ -34,9 +34,9 @@ func unknownVariables(environment []string, tell func(text string)) {
 	}
 }
 
-// nearest returns the word that is spelt most like name, or "" where none is.
+// nearest returns the word that is spelt most like name, or "" if none is similar.
 func nearest(name string, among []string) string {
-	// cobra measures how far words are apart, for names of commands.
+	// cobra measures the distance between words, for the names of commands.
 	for distance := 1; distance <= 3; distance++ {
 		c := &cobra.Command{SuggestionsMinimumDistance: distance}
 		for _, word := range among {

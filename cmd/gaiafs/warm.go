@@ -17,7 +17,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// warmStep is what is asked for at once: progress is said after each.
+// warmStep is how many bytes one request asks for. progress is updated after each.
 const warmStep = 64 << 20
 
 func newWarm() *cobra.Command {
@@ -25,11 +25,11 @@ func newWarm() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "warm PATH…",
 		Short: "Bring files to devices, or into the host's memory, before programs ask for them",
-		Long: `warm brings files to devices, where they stay until room is needed for others. Programs that map them then find them there.
-What does not fit beside what programs map is said, and left out; the exit code is 1 then.
+		Long: `warm brings files to devices. They stay there until the memory is needed for others, and programs that map them find them there.
+Files that do not fit into what programs leave unmapped are left out; warm says so, and exits with 1.
 
---check says what is there now and up to date, and brings nothing. --verify has the device hash what it holds and compares that
-with the backing file. Both exit with 1 where something is missing, or different.`,
+--check only shows what is on the devices and up to date. --verify makes the device hash what it holds, and compares that with the
+backing file. Both exit with 1 if something is missing or different.`,
 		Example: `  gaiafs warm /mnt/data/model.safetensors
   gaiafs warm --recursive --device 0 /mnt/data/models
   gaiafs warm --check --device all /mnt/data/model.safetensors
@@ -37,15 +37,15 @@ with the backing file. Both exit with 1 where something is missing, or different
 		Args: somePaths,
 		RunE: func(cmd *cobra.Command, args []string) error { return w.run(cmd, args) },
 	}
-	cmd.Flags().Var(&w.device, "device", "where to: a device's number as 'gaiafs status' has it, all, or host")
-	cmd.Flags().BoolVarP(&w.recursive, "recursive", "r", false, "take the files below directories")
-	cmd.Flags().BoolVar(&w.check, "check", false, "only say what is there")
-	cmd.Flags().BoolVar(&w.verify, "verify", false, "only compare what is there with the backing files")
+	cmd.Flags().Var(&w.device, "device", "the target: a device number that 'gaiafs status' shows, all, or host")
+	cmd.Flags().BoolVarP(&w.recursive, "recursive", "r", false, "include the files below directories")
+	cmd.Flags().BoolVar(&w.check, "check", false, "only show what is on devices")
+	cmd.Flags().BoolVar(&w.verify, "verify", false, "only compare what is on devices with the backing files")
 	cmd.MarkFlagsMutuallyExclusive("check", "verify")
 	return cmd
 }
 
-// warming is a call of warm.
+// warming holds the options of warm.
 type warming struct {
 	device                   deviceChoice
 	recursive, check, verify bool
@@ -55,7 +55,7 @@ type warming struct {
 
 func (w *warming) run(cmd *cobra.Command, args []string) error {
 	if w.device.host && (w.check || w.verify) {
-		return usagef("--check and --verify are about devices: name one, or all")
+		return usagef("--check and --verify need a device: name one, or all")
 	}
 	found, err := findFiles(args, w.recursive)
 	if err != nil {
@@ -83,7 +83,7 @@ func (w *warming) run(cmd *cobra.Command, args []string) error {
 	return w.bring(ctx, cmd, found.files, devices)
 }
 
-// among returns those of a mount's devices that were chosen.
+// among returns the chosen ones of a mount's devices.
 func (w *warming) among(all []pagecache.DeviceStatus, mountpoint string) (devices []pagecache.DeviceStatus, err error) {
 	for _, d := range all {
 		if w.device.all || d.Device == w.device.ordinal {
@@ -94,7 +94,7 @@ func (w *warming) among(all []pagecache.DeviceStatus, mountpoint string) (device
 	case len(all) == 0:
 		return nil, fmt.Errorf("the mount has no devices (--gpus none): 'gaiafs warm --device host' brings files into the host's memory")
 	case len(devices) == 0:
-		return nil, fmt.Errorf("the mount has no device %d: 'gaiafs status %s' lists those there are", w.device.ordinal,
+		return nil, fmt.Errorf("the mount has no device %d: 'gaiafs status %s' lists its devices", w.device.ordinal,
 			mountpoint)
 	}
 	return devices, nil
@@ -109,7 +109,7 @@ func (w *warming) bring(ctx context.Context, cmd *cobra.Command, files []target,
 	return failed
 }
 
-// eachFile goes on after files that are not as they should be.
+// eachFile checks all files, also after one that fails its check.
 func (w *warming) eachFile(files []target, check func(target) error) (failed error) {
 	wrong := 0
 	for _, f := range files {
@@ -125,8 +125,8 @@ func (w *warming) eachFile(files []target, check func(target) error) (failed err
 	return nil
 }
 
-// errNotAll says that a check found something to be otherwise.
-var errNotAll = errors.New("not all is there as it should be")
+// errNotAll says that a check found something missing or different.
+var errNotAll = errors.New("something is missing or different")
 
 func (w *warming) checkFile(ctx context.Context, f target, devices []pagecache.DeviceStatus) (err error) {
 	info, err := inspect(ctx, f)
@@ -192,7 +192,7 @@ func (w *warming) verifyFile(ctx context.Context, f target, devices []pagecache.
 	return wrong
 }
 
-// interrupted is err, or that a signal came.
+// interrupted returns err, or another error if a signal came.
 func interrupted(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return errors.New("interrupted")
@@ -200,7 +200,7 @@ func interrupted(ctx context.Context, err error) error {
 	return err
 }
 
-// steps calls do for each part of a file that is asked for at once.
+// steps calls do for each warmStep bytes of a file.
 func steps(size int64, do func(off, n int64) error) error {
 	for off := int64(0); off < size; off += warmStep {
 		if err := do(off, min(warmStep, size-off)); err != nil {
@@ -210,8 +210,8 @@ func steps(size int64, do func(off, n int64) error) error {
 	return nil
 }
 
-// fitting returns the files that fit beside what programs map and what is pinned, the first ones first, and what all of
-// them would take. stays is what a device has of a file and keeps in any case.
+// fitting returns the files that fit into what is neither mapped nor pinned, in order, and how much all files need.
+// stays returns how much of a file a device has and keeps in any case.
 func fitting(files []target, d pagecache.DeviceStatus, stays func(target) (int64,
 	error)) (fit []target, need, room int64, err error) {
 	room = d.MemoryBytes - d.MappedBytes - d.PinnedIdleBytes
@@ -234,7 +234,7 @@ func fitting(files []target, d pagecache.DeviceStatus, stays func(target) (int64
 	return fit, need, room, nil
 }
 
-// staysOn returns what fitting asks for.
+// staysOn returns the function stays for fitting.
 func staysOn(ctx context.Context, device int) func(target) (int64, error) {
 	return func(f target) (bytes int64, err error) {
 		in, err := inspect(ctx, f)
@@ -279,10 +279,10 @@ func (w *warming) warmDevice(ctx context.Context, cmd *cobra.Command, files []ta
 	return fmt.Errorf("%w: %s; %s, or name fewer", noRoom(d, need, room, len(files)), brought, moreMemory)
 }
 
-// moreMemory says how a device gets room.
-const moreMemory = "give the mount more by 'gaiafs set MOUNTPOINT gpu-memory=SIZE'"
+// moreMemory is advice on how to enlarge a device's budget.
+const moreMemory = "give the mount more memory with 'gaiafs set MOUNTPOINT gpu-memory=SIZE'"
 
-// noRoom says that a device has no room for files.
+// noRoom returns the error for files that do not fit on a device.
 func noRoom(d pagecache.DeviceStatus, need, room int64, files int) error {
 	return fmt.Errorf("gpu%d: %s are needed for %s, and %s of its %s are neither mapped by programs nor pinned",
 		d.Device, bytesText(need),
@@ -302,7 +302,7 @@ func (w *warming) warmFile(ctx context.Context, f target, device int) error {
 		return err
 	}
 	defer file.Close()
-	// What programs on the CPU wrote and the kernel still keeps is to be among it (sync_file_range(2)).
+	// Include what CPU programs wrote and the kernel still holds (sync_file_range(2)).
 	const flush = unix.SYNC_FILE_RANGE_WAIT_BEFORE | unix.SYNC_FILE_RANGE_WRITE | unix.SYNC_FILE_RANGE_WAIT_AFTER
 	if err := unix.SyncFileRange(int(file.Fd()), 0, 0, flush); err != nil && !errors.Is(err, unix.EROFS) {
 		return fmt.Errorf("the kernel's pages could not be written back: %w", err)
@@ -315,13 +315,13 @@ func (w *warming) warmFile(ctx context.Context, f target, device int) error {
 		return err
 	})
 	if err == nil {
-		w.progress.line(w.out, fmt.Sprintf("%s: %s on gpu%d, %s of it were there", f.name(), bytesText(f.size), device,
+		w.progress.line(w.out, fmt.Sprintf("%s: %s on gpu%d, %s of it was there before", f.name(), bytesText(f.size), device,
 			bytesText(f.size-bytesOf(brought, f.size))))
 	}
 	return err
 }
 
-// host reads files through the mount, which has the kernel keep them.
+// host reads files through the mount, so that the kernel caches them.
 func (w *warming) host(ctx context.Context, cmd *cobra.Command, files []target) error {
 	w.progress = newProgress(cmd.ErrOrStderr(), total(files))
 	defer w.progress.end()

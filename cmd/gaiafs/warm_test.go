@@ -16,7 +16,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// A file is brought to devices, found there, compared with the backing file, shown, and taken away.
+// A file is brought to devices, found there, compared with the backing file, shown, and evicted.
 func TestWarmInfoEvict(t *testing.T) {
 	s := mountForeground(t, "--gpus=emulated:2", "--gpu-memory=16M")
 	path := filepath.Join(s.mountpoint, "weights")
@@ -30,8 +30,8 @@ func TestWarmInfoEvict(t *testing.T) {
 	r := gaiafsCommand(t, "warm", "--check", "--device=1", path)
 	require.Equal(t, exitFailure, r.code)
 	require.Equal(t, path+": gpu1: 0 B current, 3.0 MiB absent\n", r.out)
-	require.Equal(t, path+": 3.0 MiB on gpu1, 0 B of it were there\n", ok("warm", "--device=1", path))
-	require.Equal(t, path+": 3.0 MiB on gpu1, 3.0 MiB of it were there\n", ok("warm", "--device", "1", path))
+	require.Equal(t, path+": 3.0 MiB on gpu1, 0 B of it was there before\n", ok("warm", "--device=1", path))
+	require.Equal(t, path+": 3.0 MiB on gpu1, 3.0 MiB of it was there before\n", ok("warm", "--device", "1", path))
 	require.Equal(t, path+": gpu1: 3.0 MiB current\n", ok("warm", "--check", "--device=1", path))
 	require.Equal(t, path+": gpu1: 3.0 MiB as in the backing file\n", ok("warm", "--verify", "--device=1", path))
 	require.Equal(t, path+"\n  size    3.0 MiB\n  gpu1    3.0 MiB current\n  memory  4.0 MiB of devices, counted once\n",
@@ -56,15 +56,15 @@ func TestWarmInfoEvict(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(ok("info", "--json", path)), &all))
 	require.Equal(t, int64(8*mib), all[0].MemoryBytes)
 	require.Equal(t, int64(4096), all[0].Residency[1].Stale)
-	require.Equal(t, path+": 6.0 MiB given back; 2.0 MiB stays, since programs map it\n", ok("evict", path))
+	require.Equal(t, path+": 6.0 MiB freed; 2.0 MiB stays because programs map it\n", ok("evict", path))
 	require.NoError(t, errors.Join(m.Close(), f.Close()))
-	require.Equal(t, path+": 2.0 MiB given back\n", ok("evict", path))
-	require.Regexp(t, "devices +none has anything of it\n", ok("info", path))
+	require.Equal(t, path+": 2.0 MiB freed\n", ok("evict", path))
+	require.Regexp(t, "devices +none has any of it\n", ok("info", path))
 	s.signal(t, syscall.SIGTERM)
 	require.Equal(t, exitOK, s.end(t))
 }
 
-// What does not fit is said, and what does is brought.
+// warm reports what does not fit, and brings what does.
 func TestWarmMoreThanFits(t *testing.T) {
 	s := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=8M")
 	for _, name := range []string{"a", "b", "c"} {
@@ -73,7 +73,7 @@ func TestWarmMoreThanFits(t *testing.T) {
 	r := gaiafsCommand(t, "warm", "-r", s.mountpoint)
 	require.Equal(t, exitFailure, r.code)
 	require.Equal(t, "gaiafs: gpu0: 12 MiB are needed for 3 files, and 8.0 MiB of its 8.0 MiB are neither mapped by programs nor "+
-		"pinned: 6.0 MiB of 2 files fit, and the others were left out; give the mount more by 'gaiafs set MOUNTPOINT "+
+		"pinned: 6.0 MiB of 2 files fit, and the others were left out; give the mount more memory with 'gaiafs set MOUNTPOINT "+
 		"gpu-memory=SIZE', or name fewer\n", r.err)
 	require.Equal(t, exitOK, gaiafsCommand(t, "warm", "--check", s.mountpoint+"/a", s.mountpoint+"/b").code)
 	require.Equal(t, exitFailure, gaiafsCommand(t, "warm", "--check", s.mountpoint+"/c").code)
@@ -89,7 +89,7 @@ func TestWarmMoreThanFits(t *testing.T) {
 		{[]string{"warm", "--device=x", s.mountpoint + "/a"}, exitUsage,
 			"neither a device's number, nor all, nor host"},
 		{[]string{"warm", "--check", "--verify", s.mountpoint + "/a"}, exitFailure, "[check verify]"},
-		{[]string{"evict"}, exitUsage, "needs PATH"},
+		{[]string{"evict"}, exitUsage, "needs the PATH"},
 	} {
 		r := gaiafsCommand(t, c.args...)
 		require.Equal(t, c.code, r.code, "%v: %s", c.args, r.err)
@@ -99,8 +99,8 @@ func TestWarmMoreThanFits(t *testing.T) {
 	require.Equal(t, exitOK, s.end(t))
 }
 
-// Who may not read a file is told nothing of it, and does not have it brought anywhere. Who may is told of his own
-// mappings, and takes nothing from devices.
+// Users who may not read a file learn nothing about it and cannot bring it to devices. Users who may read it see only
+// their own mappings, and cannot evict it.
 func TestFilesOfOthers(t *testing.T) {
 	const alice = 65534
 	s := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=16M", "--allow-other")
@@ -147,7 +147,7 @@ func TestFitting(t *testing.T) {
 	require.EqualValues(t, 14*mib, need)
 	require.EqualValues(t, 8*mib, room)
 
-	// What stays there needs no room.
+	// What stays there needs no additional memory.
 	all := func(f target) (int64, error) { return 2 * mib, nil }
 	fit, _, _, err = fitting(files[2:], pagecache.DeviceStatus{MemoryBytes: 4 * mib, PinnedIdleBytes: 4 * mib}, all)
 	require.NoError(t, err)

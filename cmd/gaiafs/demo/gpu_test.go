@@ -14,7 +14,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
-// programVariable has a test process be one of the demo's programs.
+// programVariable makes a test process run as one of the demo's programs.
 const programVariable = "GAIAFS_TEST_DEMO_PROGRAM"
 
 func TestMain(m *testing.M) {
@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Programs map memory that they take for that of GPUs.
+// The programs map memory that stands in for that of GPUs.
 func TestRunOnGPUs(t *testing.T) {
 	library := fakecuda.Dir(t)
 	pictures, err := Photos()

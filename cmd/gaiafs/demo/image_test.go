@@ -80,7 +80,7 @@ func TestTilesAreOrdinaryPixmaps(t *testing.T) {
 	require.ErrorContains(t, err, "damaged")
 }
 
-// Where all tiles agree, blending must give back the slide: the weights cancel.
+// If all tiles agree, blending gives back the slide: the weights cancel out.
 func TestBlendGivesBackTheSlide(t *testing.T) {
 	slide := pattern(150, 90)
 	g := grid{W: 150, H: 90, Side: 40, Overlap: 7}
@@ -95,7 +95,7 @@ func TestBlendGivesBackTheSlide(t *testing.T) {
 	}
 }
 
-// Tiles that disagree are blended in a straight line across their overlap.
+// Across the overlap of tiles that differ, blending is linear.
 func TestBlendIsALinearFeather(t *testing.T) {
 	g := grid{W: 18, H: 4, Side: 10, Overlap: 2}
 	files := tilesOf(t, flat(18, 4, 0), g)
@@ -135,7 +135,7 @@ func TestSharpenKeepsFlatAndLiftsEdges(t *testing.T) {
 	require.Equal(t, byte(50), row[0], "far from the edge nothing changes")
 }
 
-// The two programs together make the same bytes as a single process, and neither stores into the other's half.
+// The two programs together make the same bytes as a single process. Neither stores into the other's half.
 func TestHalvesMakeTheWhole(t *testing.T) {
 	for _, size := range [][2]int{{3200, 30}, {700, 75}, {33, 40}, {2, 8}} {
 		slide := pattern(size[0], size[1])
@@ -291,10 +291,10 @@ func TestFolderOfTheUser(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "c.jpg"), []byte("no picture"), 0o600))
 	_, err = Folder(dir)
 	require.ErrorIs(t, err, ErrPictures)
-	require.ErrorContains(t, err, "c.jpg: it is no JPEG or PNG that can be decoded")
+	require.ErrorContains(t, err, "c.jpg: it is not a JPEG or PNG that can be decoded")
 	require.NoError(t, os.Remove(filepath.Join(dir, "c.jpg")))
 
-	// A header that promises 20,000 × 20,000 pixels; nothing of that size is ever made.
+	// A header that claims 20,000 × 20,000 pixels. The test never allocates that much.
 	var huge bytes.Buffer
 	require.NoError(t, png.Encode(&huge, image.NewGray(image.Rect(0, 0, 1, 1))))
 	b := huge.Bytes()
@@ -319,7 +319,7 @@ func TestDrawSlideNamesWhatCannotBeDecoded(t *testing.T) {
 	require.NoError(t, png.Encode(&b, pattern(30, 30)))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "torn.png"), b.Bytes()[:b.Len()/2], 0o600))
 	pictures, err := Folder(dir)
-	require.NoError(t, err, "its header is whole")
+	require.NoError(t, err, "its header is intact")
 	_, err = drawSlide(pictures, 100, func(*Picture) {})
 	require.ErrorIs(t, err, ErrPictures)
 	require.ErrorContains(t, err, "torn.png")

@@ -9,23 +9,23 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// layout is how the output file holds the picture: a page of header, then the rows, each of which begins on a page of
-// its own and has three bytes a pixel. What is behind the end of a row is never written.
+// layout is the layout of the output file: a page with the header, then the rows. Each row begins on a page boundary
+// and has three bytes per pixel. The bytes after the end of a row are never written.
 type layout struct {
 	w, h int // pixels
 }
 
-// program is one of the two that write the picture.
+// program is one of the two programs that write the picture.
 type program int
 
 const (
-	leftProgram  program = iota // of the CPU, or of a device where there are two
-	rightProgram                // of a device
+	leftProgram  program = iota // a CPU program, or a device program if there are two devices
+	rightProgram                // a device program
 )
 
 func (p program) String() string { return [...]string{"left", "right"}[p] }
 
-// header is the file's first bytes: what is needed to read the rest, in words.
+// header returns the beginning of the file: a text that describes the layout.
 func (l layout) header() []byte {
 	return fmt.Appendf(nil, "gaiafs demo picture: %d × %d pixels of 3 bytes (red, green, blue); row y begins at byte %d + y × %d\n",
 		l.w, l.h, page.Size, l.stride())
@@ -35,7 +35,7 @@ func (l layout) stride() int64 { return page.Count(int64(3 * l.w)).Offset() }
 
 func (l layout) size() int64 { return page.Size + int64(l.h)*l.stride() }
 
-// columns returns the pixels [x0, x1) of every row that p writes, its half.
+// columns returns the columns [x0, x1) that p writes: its half of every row.
 func (l layout) columns(p program) (x0, x1 int) {
 	if p == leftProgram {
 		return 0, l.w / 2
@@ -56,7 +56,7 @@ func (l layout) pages(p program, y int) (written, shared int64) {
 	return mine.Len(), mine.Intersect(others).Len()
 }
 
-// raster returns the picture in the content of an output file.
+// raster decodes the picture in an output file.
 func (l layout) raster(file []byte) *raster {
 	r := newRaster(l.w, l.h)
 	for y := range l.h {
@@ -66,15 +66,15 @@ func (l layout) raster(file []byte) *raster {
 	return r
 }
 
-// encode writes the picture in the content of an output file as a PNG.
+// encode writes the picture in an output file as a PNG.
 func (l layout) encode(w io.Writer, file []byte) error {
 	e := png.Encoder{CompressionLevel: png.BestSpeed}
 	return e.Encode(w, l.raster(file))
 }
 
 // bands returns the rows in the order in which p makes them, as ranges of at most n rows. The left program begins at
-// the top and the right one at the bottom: of the pages that both write, some have the left one's bytes first and some
-// the right one's, and where the two meet they are written at once.
+// the top and the right one at the bottom. So some common pages get the left program's bytes first and some the right
+// one's, and where the two meet they are written at once.
 func (l layout) bands(p program, n int) [][2]int {
 	var all [][2]int
 	for y := 0; y < l.h; y += n {
@@ -86,7 +86,7 @@ func (l layout) bands(p program, n int) [][2]int {
 	return all
 }
 
-// paint makes p's half of the picture in an output file, row by row. After every band of rows it calls done.
+// paint makes p's half of the picture in an output file, row by row. It calls done after every band of rows.
 func (l layout) paint(p program, g grid, open opener, file io.WriterAt, band int,
 	done func(y0, y1 int) error) (err error) {
 	x0, x1 := l.columns(p)
@@ -117,7 +117,7 @@ func (l layout) paint(p program, g grid, open opener, file io.WriterAt, band int
 	return nil
 }
 
-// reference makes the whole output file in this process and in plain memory. files has the tiles' content by name.
+// reference makes the whole output file in this process, in plain memory. files has the contents of the tiles by name.
 func (l layout) reference(g grid, files map[string][]byte) ([]byte, error) {
 	file := make([]byte, l.size())
 	copy(file, l.header())

@@ -16,7 +16,7 @@ import (
 	"strings"
 )
 
-// Limits of what a folder of pictures may hold.
+// Limits for a folder of pictures.
 const (
 	maxPictures = 64
 	// maxPixels bounds one decoded picture: 100 megapixels take 400 MB.
@@ -26,12 +26,12 @@ const (
 //go:embed photos/*.jpg photos/*.png
 var photos embed.FS
 
-// ErrPictures is wrapped by every error about the pictures that a user gave.
+// ErrPictures is wrapped by every error about pictures from the user.
 var ErrPictures = errors.New("the pictures cannot be used")
 
-// A Picture is a JPEG or PNG file whose size is known and whose pixels are not decoded yet.
+// A Picture is a JPEG or PNG file of known size. Its pixels are decoded later.
 type Picture struct {
-	// Name is for people.
+	// Name is for messages.
 	Name string
 	// W and H are in pixels.
 	W, H int
@@ -47,8 +47,8 @@ func Photos() ([]Picture, error) {
 	return inspectAll(names, func(name string) (io.ReadCloser, error) { return photos.Open(name) }, path.Base)
 }
 
-// Folder returns the JPEG and PNG files of a directory, in the order of their names. It fails with ErrPictures where
-// there are none or too many, or where one cannot be read or is too large.
+// Folder returns the JPEG and PNG files of a directory, ordered by name. It fails with ErrPictures if there are none or
+// too many, or if one cannot be read or is too large.
 func Folder(dir string) ([]Picture, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -67,7 +67,7 @@ func Folder(dir string) ([]Picture, error) {
 	case len(names) == 0:
 		return nil, fmt.Errorf("%w: %s has no file that ends with .jpg, .jpeg or .png", ErrPictures, dir)
 	case len(names) > maxPictures:
-		return nil, fmt.Errorf("%w: %s has %d of them; give a folder with at most %d", ErrPictures, dir, len(names),
+		return nil, fmt.Errorf("%w: %s has %d of them; use a folder with at most %d", ErrPictures, dir, len(names),
 			maxPictures)
 	}
 	return inspectAll(names, func(name string) (io.ReadCloser, error) { return os.Open(name) }, filepath.Base)
@@ -87,7 +87,7 @@ func inspectAll(names []string, open func(string) (io.ReadCloser, error),
 	return pictures, nil
 }
 
-// inspect reads the size.
+// inspect reads the size of the picture.
 func (p *Picture) inspect() error {
 	f, err := p.open()
 	if err != nil {
@@ -96,7 +96,7 @@ func (p *Picture) inspect() error {
 	defer f.Close()
 	c, _, err := image.DecodeConfig(f)
 	if err != nil {
-		return fmt.Errorf("it is no JPEG or PNG that can be decoded (%w)", err)
+		return fmt.Errorf("it is not a JPEG or PNG that can be decoded (%w)", err)
 	}
 	if c.Width <= 0 || c.Height <= 0 {
 		return fmt.Errorf("it has no pixels")
@@ -109,7 +109,7 @@ func (p *Picture) inspect() error {
 	return nil
 }
 
-// decode reads the pixels.
+// decode decodes the pixels.
 func (p *Picture) decode() (*raster, error) {
 	f, err := p.open()
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// running is one of the two programs in its process.
+// running is one of the two programs, running in its process.
 type running struct {
 	program program
 	cmd     *exec.Cmd
@@ -20,7 +20,7 @@ type running struct {
 	stderr  bytes.Buffer
 }
 
-// start runs a program and waits until it has everything open and mapped.
+// start runs a program and waits until it has opened and mapped everything.
 func start(cmd *exec.Cmd, j job) (*running, error) {
 	r := &running{program: j.Program, cmd: cmd}
 	cmd.Stderr = &r.stderr
@@ -60,21 +60,22 @@ func (r *running) next() (message, error) {
 	return m, json.Unmarshal(r.out.Bytes(), &m)
 }
 
-// failed ends the process and returns why it failed, in its own words where it had some.
+// failed ends the process and returns why it failed, in its own words if it gave any.
 func (r *running) failed(err error) error {
 	r.kill()
 	if said := strings.TrimSpace(r.stderr.String()); said != "" {
 		return fmt.Errorf("the %s program failed: %s", r.program, strings.TrimPrefix(said, "gaiafs: "))
 	}
-	return fmt.Errorf("the %s program failed without saying why: %w", r.program, err)
+	return fmt.Errorf("the %s program failed without a message: %w", r.program, err)
 }
 
 func (r *running) kill() {
-	_ = r.cmd.Process.Kill() // it may be gone
+	_ = r.cmd.Process.Kill() // it may have ended
 	_ = r.cmd.Wait()
 }
 
-// finish gives the start signal and follows the program to its end. rows is called with the rows stored so far.
+// finish gives the start signal and follows the program to its end. It calls rows with the number of rows stored so
+// far.
 func (r *running) finish(rows func(program, int)) (work, error) {
 	if _, err := io.WriteString(r.in, "go\n"); err != nil {
 		return work{}, r.failed(err)
@@ -90,14 +91,14 @@ func (r *running) finish(rows func(program, int)) (work, error) {
 		}
 		done = m.Done
 	}
-	// Its end matters as much as its words: the mapping is taken away after the last message.
+	// Its exit status matters as much as its messages: it unmaps after the last message.
 	if err := r.cmd.Wait(); err != nil {
 		return work{}, r.failed(err)
 	}
 	return *done, nil
 }
 
-// both runs the two programs at once, for these devices, started by one signal.
+// both runs the two programs for these devices at once, started by one signal.
 func both(ctx context.Context, command func(context.Context) *exec.Cmd, j job, devices [2]int,
 	rows func(program, int)) (works [2]work, err error) {
 	ctx, cancel := context.WithCancel(ctx) // the end of one program ends the other

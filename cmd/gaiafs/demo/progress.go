@@ -6,12 +6,12 @@ import (
 	"strings"
 )
 
-// Lines returns a Progress that writes plain lines, for what is no terminal.
+// Lines returns a Progress that writes plain lines, for output other than a terminal.
 func Lines(w io.Writer) Progress { return &lines{w: w} }
 
 type lines struct {
 	w       io.Writer
-	quarter int // of the rows, as last written
+	quarter int // of the rows, as last printed
 }
 
 func (l *lines) Step(format string, args ...any) {
@@ -26,7 +26,7 @@ func (l *lines) Rows(left, right, of int) {
 	}
 }
 
-// Bars returns a Progress for a terminal: the row counts are drawn over each other.
+// Bars returns a Progress for a terminal: it redraws the row counts in place.
 func Bars(w io.Writer) Progress { return &bars{w: w} }
 
 type bars struct {

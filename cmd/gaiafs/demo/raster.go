@@ -5,7 +5,7 @@ import (
 	"image/color"
 )
 
-// raster is a picture of three bytes a pixel: red, green, blue.
+// raster is a picture with three bytes per pixel: red, green, blue.
 type raster struct {
 	w, h int
 	pix  []byte // row by row, without padding
@@ -16,7 +16,7 @@ func newRaster(w, h int) *raster { return &raster{w: w, h: h, pix: make([]byte, 
 // row returns the bytes of row y.
 func (r *raster) row(y int) []byte { return r.pix[3*r.w*y : 3*r.w*(y+1)] }
 
-// rasterOf converts a decoded picture; what is transparent becomes white.
+// rasterOf converts a decoded picture. Transparent pixels become white.
 func rasterOf(img image.Image) *raster {
 	b := img.Bounds()
 	r := newRaster(b.Dx(), b.Dy())

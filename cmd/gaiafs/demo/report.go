@@ -10,28 +10,28 @@ import (
 // ReportVersion is the version of the Report's JSON form. It grows when a field is removed or changes its meaning.
 const ReportVersion = 1
 
-// Report is what came out of a run. Pages are of 4 KiB. docs/demo.md documents its JSON form.
+// Report is the result of a run. Pages are 4 KiB. docs/demo.md documents its JSON form.
 type Report struct {
 	Version  int             `json:"version"`
 	Pictures []PictureReport `json:"pictures"`
-	// Width and Height of the stitched picture in pixels.
+	// Width and Height are those of the stitched picture, in pixels.
 	Width       int   `json:"width"`
 	Height      int   `json:"height"`
 	Tiles       int   `json:"tiles"`
 	OutputBytes int64 `json:"output_bytes"`
 
-	// CPU is the program of the left half: one of the CPU, or of the first device where there are two.
+	// CPU describes the program of the left half: a CPU program, or that of the first device if there are two.
 	CPU    ProgramReport `json:"cpu"`
 	Device ProgramReport `json:"device"`
-	// SharedPages are those that both programs wrote.
+	// SharedPages is how many pages both programs wrote.
 	SharedPages      int64 `json:"shared_pages"`
 	MergedPages      int64 `json:"merged_pages"`
 	OverlappingBytes int64 `json:"overlapping_bytes"`
-	// StitchSeconds is for both programs at once, Seconds for everything.
+	// StitchSeconds is the time of both programs at once, Seconds that of the whole run.
 	StitchSeconds float64 `json:"stitch_seconds"`
 	Seconds       float64 `json:"seconds"`
 
-	// Differences are bytes unlike those of a single-process run.
+	// The Differences count bytes that differ from a single-process run.
 	MountDifferences   int64 `json:"mount_differences"`
 	BackingDifferences int64 `json:"backing_differences"`
 	// Picture is the path of the PNG.
@@ -48,11 +48,11 @@ type PictureReport struct {
 // ProgramReport describes one of the two programs.
 type ProgramReport struct {
 	work
-	// Program says what it ran for: "CPU program", "gpu1 program".
+	// Program says where it ran: "CPU program", "gpu1 program".
 	Program string `json:"program"`
-	// ExpectedPages are those that its half of the rows touches.
+	// ExpectedPages is how many pages its half of the rows touches.
 	ExpectedPages int64 `json:"expected_pages"`
-	// Kind and Name of the device, empty for the CPU.
+	// Kind and Name describe the device. They are empty for the CPU.
 	Kind string `json:"kind,omitempty"`
 	Name string `json:"name,omitempty"`
 }
@@ -72,11 +72,11 @@ func (r *Report) Print(w io.Writer) error {
 		return err
 	}
 	if r.MountDifferences+r.BackingDifferences == 0 {
-		_, err := fmt.Fprintf(w, "\nAll %d bytes are those of a single-process run, through the mount and in the backing file.\n"+
+		_, err := fmt.Fprintf(w, "\nAll %d bytes equal those of a single-process run, through the mount and in the backing file.\n"+
 			"The stitched picture is %s (%d × %d pixels).\n", r.OutputBytes, r.Picture, r.Width, r.Height)
 		return err
 	}
-	_, err := fmt.Fprintf(w, "\nOf %d bytes, %d read through the mount and %d of the backing file differ from a single-process run.\n"+
-		"The picture as it is: %s\n", r.OutputBytes, r.MountDifferences, r.BackingDifferences, r.Picture)
+	_, err := fmt.Fprintf(w, "\nOf %d bytes, %d read through the mount and %d in the backing file differ from a single-process run.\n"+
+		"The picture with these differences: %s\n", r.OutputBytes, r.MountDifferences, r.BackingDifferences, r.Picture)
 	return err
 }

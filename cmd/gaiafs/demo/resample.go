@@ -1,17 +1,17 @@
 package demo
 
-// fraction is the number of bits behind the point of a resampling weight.
+// fraction is the number of fractional bits of a resampling weight.
 const fraction = 14
 
-// contribution says which source samples make one sample of the result, and with what weights; these add up to
+// contribution lists the source samples that make one sample of the result, and their weights, which add up to
 // 1<<fraction.
 type contribution struct {
 	first   int
 	weights []int32
 }
 
-// contributions computes those for scaling the n samples [from, from+n) to m: a triangle filter, as wide as a sample of
-// the coarser of the two grids.
+// contributions computes the contributions for scaling the n samples [from, from+n) to m samples. The filter is a
+// triangle, as wide as a sample of the coarser grid.
 func contributions(from, n, m int) []contribution {
 	all := make([]contribution, m)
 	wide := max(n, m) // support in units of 1/(2m) source samples below
@@ -48,7 +48,7 @@ func contributions(from, n, m int) []contribution {
 
 // resample scales the w×h pixels of src at (x, y) into the rectangle of dst at (dx, dy) of dw×dh pixels.
 func resample(dst *raster, dx, dy, dw, dh int, src *raster, x, y, w, h int) {
-	// First across, for the source rows that are needed, then down.
+	// First horizontally, for the source rows that are needed, then vertically.
 	across := newRaster(dw, h)
 	columns := contributions(x, w, dw)
 	for r := range h {
@@ -76,5 +76,5 @@ func resample(dst *raster, dx, dy, dw, dh int, src *raster, x, y, w, h int) {
 	}
 }
 
-// settle rounds a weighted sum of bytes.
+// settle rounds a weighted sum to a byte.
 func settle(sum int32) byte { return byte(min(max((sum+1<<(fraction-1))>>fraction, 0), 255)) }

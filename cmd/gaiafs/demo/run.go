@@ -17,35 +17,35 @@ import (
 // outputName is the output file's name on the mount.
 const outputName = "stitched.raw"
 
-// temporaryPicture is the pattern of the name of a picture that is not complete.
+// temporaryPicture is the pattern of the name of an incomplete picture.
 const temporaryPicture = ".gaiafs-demo-*.png"
 
-// defaultBand is the number of rows that a program of a device releases at a time.
+// defaultBand is the number of rows that a device program releases at a time.
 const defaultBand = 64
 
-// ErrDiffers says that the output is not what a single process makes of the same tiles. It is a fault of gaiafs.
+// ErrDiffers says that the output differs from what a single process makes of the same tiles. That is a bug of gaiafs.
 var ErrDiffers = errors.New("the result is wrong")
 
-// Options says how to run the demo. Pictures, Directory, Picture, Mount and Program are required.
+// Options says how to run the demo. Pictures, Directory, Output, Mount and Program are required.
 type Options struct {
 	Pictures []Picture
-	// Width of the slide in pixels; 0 stands for DefaultWidth.
+	// Width is that of the slide in pixels; 0 means DefaultWidth.
 	Width int
-	// Directory is where the folders source and mountpoint are made. It stays.
+	// Directory is where the folders source and mountpoint are made. Run does not remove it.
 	Directory string
-	// Output is where the stitched PNG is left.
+	// Output is the path of the stitched PNG.
 	Output string
-	// Mount shows source at an empty mountpoint, in a process of its own. unmount returns when that process has ended.
+	// Mount shows source at an empty mountpoint, in a separate process. unmount returns when that process has ended.
 	Mount func(ctx context.Context, source, mountpoint string) (unmount func() error, err error)
 	// Program returns a command that runs Work and ends with ctx.
 	Program func(ctx context.Context) *exec.Cmd
-	// Progress is told how far things are; nil for nobody.
+	// Progress follows the run; nil if nobody does.
 	Progress Progress
 }
 
-// Progress follows a run. Its methods are not called at once.
+// Progress follows a run. Its methods are not called concurrently.
 type Progress interface {
-	// Step says in a sentence what begins.
+	// Step describes the step that begins in a sentence.
 	Step(format string, args ...any)
 	// Rows says how many of the rows each half has stored.
 	Rows(left, right, of int)
@@ -56,7 +56,7 @@ type silent struct{}
 func (silent) Step(string, ...any) {}
 func (silent) Rows(_, _, _ int)    {}
 
-// Run runs the demo. It blocks for some seconds; ctx ends it early. The Report is complete where the error is nil or
+// Run runs the demo. It blocks for some seconds; ctx ends it early. The Report is complete if the error is nil or
 // ErrDiffers.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	if o.Width == 0 {
@@ -93,12 +93,12 @@ type run struct {
 	slide              *raster
 	grid               grid
 	layout             layout
-	want               []byte // the output file as a single process makes it
+	want               []byte // the output file of a single process
 	report             Report
-	devices            [2]int // of the programs
+	devices            [2]int // the devices of the programs
 }
 
-// prepare makes the folders, and finds out whether the picture can be left where it is wanted.
+// prepare makes the folders, and checks that the picture can be written.
 func (r *run) prepare() error {
 	if err := r.checkOutput(); err != nil {
 		return err
@@ -111,7 +111,7 @@ func (r *run) prepare() error {
 	return nil
 }
 
-// checkOutput does what writePicture does with the folder of the picture.
+// checkOutput tries in the folder of the picture what writePicture does there.
 func (r *run) checkOutput() error {
 	path, err := filepath.Abs(r.Output)
 	if err != nil {
@@ -153,7 +153,7 @@ func (r *run) lay() error {
 	return nil
 }
 
-// onMount does everything else. The mount comes first: whoever asks for a device that there is not hears of it at once.
+// onMount does the rest. It mounts first, so that a device that does not exist is reported at once.
 func (r *run) onMount(ctx context.Context) (err error) {
 	r.Progress.Step("mounting %s at %s", r.source, r.mountpoint)
 	unmount, err := r.Mount(ctx, r.source, r.mountpoint)
@@ -207,7 +207,7 @@ func (r *run) onMount(ctx context.Context) (err error) {
 	return ctx.Err()
 }
 
-// createOutput makes the output file with its header, all else zeros.
+// createOutput makes the output file: its header, and zeros.
 func (r *run) createOutput() (*os.File, error) {
 	f, err := os.Create(filepath.Join(r.mountpoint, outputName))
 	if err != nil {
@@ -249,7 +249,7 @@ func (r *run) stitch(ctx context.Context) error {
 	return nil
 }
 
-// status is what the demo needs of the mount's.
+// status is the part of the mount's status that the demo uses.
 type status struct {
 	Devices []struct {
 		Number int    `json:"device"`
@@ -269,8 +269,8 @@ func (r *run) status() (s status, err error) {
 	return s, err
 }
 
-// chooseDevices gives the halves to the mount's first two devices, or to the CPU and its only one. The programs have
-// the daemon's environment, so CUDA counts GPUs for them as it does for the daemon.
+// chooseDevices gives the halves to the mount's first two devices, or to the CPU and the only device. The programs have
+// the daemon's environment, so CUDA numbers GPUs in the same way for them.
 func (r *run) chooseDevices() error {
 	s, err := r.status()
 	if err != nil {
@@ -293,7 +293,7 @@ func (r *run) chooseDevices() error {
 	return nil
 }
 
-// readCounters takes the counters from the mount.
+// readCounters reads the mount's counters.
 func (r *run) readCounters() error {
 	s, err := r.status()
 	if err != nil {
@@ -304,7 +304,7 @@ func (r *run) readCounters() error {
 	return nil
 }
 
-// plainRun stitches in this process, from the tiles in the backing directory, into plain memory.
+// plainRun stitches the tiles of the backing directory in this process, in plain memory.
 func (r *run) plainRun() ([]byte, error) {
 	files := make(map[string][]byte)
 	for _, t := range r.grid.tiles() {
@@ -317,10 +317,10 @@ func (r *run) plainRun() ([]byte, error) {
 	return r.layout.reference(r.grid, files)
 }
 
-// writePicture leaves the PNG; an old one is replaced only by a complete one.
+// writePicture writes the PNG. It replaces an old one only by a complete one.
 func (r *run) writePicture(file []byte) error {
 	if int64(len(file)) < r.layout.size() {
-		return fmt.Errorf("%w: the backing file has %d bytes in the place of %d", ErrDiffers, len(file),
+		return fmt.Errorf("%w: the backing file has %d bytes instead of %d", ErrDiffers, len(file),
 			r.layout.size())
 	}
 	path, err := filepath.Abs(r.Output)
@@ -357,13 +357,13 @@ func (r *run) verdict() error {
 		return fmt.Errorf("%w: %d bytes read through the mount and %d bytes of the backing file differ from a single-process run",
 			ErrDiffers, p.MountDifferences, p.BackingDifferences)
 	case p.OverlappingBytes > 0:
-		return fmt.Errorf("%w: %d bytes were counted as written by both programs, which write none in common",
+		return fmt.Errorf("%w: %d bytes were counted as written by both programs, which have no byte in common",
 			ErrDiffers, p.OverlappingBytes)
 	}
 	return nil
 }
 
-// differences counts the bytes that differ; those that only one of them has do.
+// differences counts the bytes that differ. Bytes that only one of them has count as different.
 func differences(got, want []byte) int64 {
 	n := int64(max(len(got), len(want)) - min(len(got), len(want)))
 	for i := range min(len(got), len(want)) {

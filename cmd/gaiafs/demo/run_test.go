@@ -27,11 +27,11 @@ func TestReportIsPrinted(t *testing.T) {
 	r.CPU.Pages, r.Device.Pages, r.Device.Kind = 10, 11, "emulated"
 	require.NoError(t, r.Print(&b))
 	require.Regexp(t, `pages written +10 +11 +14`, b.String())
-	require.Contains(t, b.String(), "All 12288 bytes are those of a single-process run")
+	require.Contains(t, b.String(), "All 12288 bytes equal those of a single-process run")
 	r.BackingDifferences = 3
 	b.Reset()
 	require.NoError(t, r.Print(&b))
-	require.Contains(t, b.String(), "0 read through the mount and 3 of the backing file differ")
+	require.Contains(t, b.String(), "0 read through the mount and 3 in the backing file differ")
 
 	doc, err := json.Marshal(r)
 	require.NoError(t, err)
@@ -67,7 +67,7 @@ func TestWorkRefusesNonsense(t *testing.T) {
 	}
 }
 
-// A program that maps a file that is on no mount of gaiafs fails, and says so.
+// A program that maps a file outside any mount of gaiafs fails, and says so.
 func TestDeviceProgramNeedsAMount(t *testing.T) {
 	dir := t.TempDir()
 	l := layout{w: 8, h: 8}
@@ -84,10 +84,10 @@ func TestProgramsThatFailAreReported(t *testing.T) {
 	}
 	for script, says := range map[string]string{
 		"echo 'gaiafs: no luck' >&2; exit 1": "the left program failed: no luck",
-		"exit 1":                             "failed without saying why",
-		"read x; echo nonsense":              "failed without saying why",
+		"exit 1":                             "failed without a message",
+		"read x; echo nonsense":              "failed without a message",
 		`read x; echo '{"ready":true}'; read go; echo bad luck >&2; exit 3`:  "program failed: bad luck",
-		`read x; echo '{"ready":true}'; read go; echo '{"done":{}}'; exit 3`: "failed without saying why: exit status 3",
+		`read x; echo '{"ready":true}'; read go; echo '{"done":{}}'; exit 3`: "failed without a message: exit status 3",
 	} {
 		_, err := both(context.Background(), shell(script), job{}, [2]int{}, func(program, int) {})
 		require.ErrorContains(t, err, says, script)

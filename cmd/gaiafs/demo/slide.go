@@ -1,10 +1,10 @@
 package demo
 
-// DefaultWidth is the width of the slide in pixels: a row of the output file is 9,600 bytes long, two pages and a
-// third, and its middle lies inside the second.
+// DefaultWidth is the width of the slide in pixels. A row of the output file is then 9,600 bytes long, two pages and a
+// third, and its middle lies inside the second page.
 const DefaultWidth = 3200
 
-// place is where a picture lies on the slide, and which part of it.
+// place is the place of a picture on the slide, and the part of the picture that is shown.
 type place struct {
 	picture    *Picture
 	x, y, w, h int // on the slide
@@ -14,8 +14,8 @@ type place struct {
 	cropH      int
 }
 
-// arrange lays the pictures out in rows that are as wide as the slide, and returns the slide's height. Pictures more
-// than four times as wide as high, or twice as high as wide, lose their ends.
+// arrange lays the pictures out in rows as wide as the slide, and returns the slide's height. It crops the ends of
+// pictures more than four times as wide as high, or more than twice as high as wide.
 func arrange(pictures []Picture, width int) (places []place, height int) {
 	columns := 1
 	for columns*columns < len(pictures) {
@@ -23,7 +23,7 @@ func arrange(pictures []Picture, width int) (places []place, height int) {
 	}
 	rows := (len(pictures) + columns - 1) / columns
 	for r := range rows {
-		// Spread evenly: no row is shorter than another by more than one picture.
+		// Spread evenly: rows differ by at most one picture.
 		first, end := r*len(pictures)/rows, (r+1)*len(pictures)/rows
 		line := make([]place, 0, end-first)
 		aspects := 0.0
@@ -49,7 +49,7 @@ func arrange(pictures []Picture, width int) (places []place, height int) {
 	return places, height
 }
 
-// crop cuts the ends of a picture that is too long.
+// crop cuts off the ends of a picture that is too long.
 func crop(p *Picture) place {
 	w, h := p.W, p.H
 	if w > 4*h {
@@ -61,7 +61,7 @@ func crop(p *Picture) place {
 	return place{picture: p, cropX: (p.W - w) / 2, cropY: (p.H - h) / 2, cropW: w, cropH: h}
 }
 
-// drawSlide decodes the pictures, one at a time, and lays them out on a slide of that width. step is called after each.
+// drawSlide decodes the pictures one at a time and draws them on a slide of that width. It calls step after each.
 func drawSlide(pictures []Picture, width int, step func(p *Picture)) (*raster, error) {
 	places, height := arrange(pictures, width)
 	slide := newRaster(width, height)

@@ -1,34 +1,34 @@
 package demo
 
-// reach is how many pixels around a pixel the sharpening looks at.
+// reach is how many pixels on each side of a pixel the sharpening uses.
 const reach = 2
 
-// binomial is the blur that sharpening subtracts, across and down; the weights add up to 16.
+// binomial is the blur that sharpening subtracts, horizontally and vertically; the weights add up to 16.
 var binomial = [2*reach + 1]int32{1, 4, 6, 4, 1}
 
-// amount is how much of the difference to the blur is added, in 256ths.
+// amount is how much of the difference from the blur is added, in 256ths.
 const amount = 192
 
-// opener returns the content of a tile's file and what gives it back.
+// opener returns the content of a tile's file, and a function that gives it back.
 type opener func(t tile) (file []byte, done func() error, err error)
 
-// stitcher makes rows of the sharpened picture for the columns [x0, x1). Within a band, rows are asked for in ascending
-// order. It is for one goroutine.
+// stitcher makes rows of the sharpened picture for the columns [x0, x1). Within a band, rows must be requested in
+// ascending order. It is for one goroutine.
 type stitcher struct {
 	grid   grid
 	open   opener
 	x0, x1 int // columns of the result
-	b0, b1 int // columns that are blended: those, and reach more on either side where the slide has them
+	b0, b1 int // columns that are blended: [x0, x1), extended by reach on either side within the slide
 
-	tiles []tile              // those that are needed, row by row
+	tiles []tile              // the tiles that are needed, row by row
 	held  map[tile]heldPixels // open tiles
 
 	rows  [2*reach + 1][]byte // blended rows, row y in rows[y % len(rows)]
 	ready int                 // the next row to blend
 
-	sum    []uint32 // of one row being blended: weighted colours, and weights
+	sum    []uint32 // for one row being blended: weighted colours, and weights
 	weight []uint32
-	column []int32 // of one row being sharpened: the blur down
+	column []int32 // for one row being sharpened: the vertical blur
 }
 
 type heldPixels struct {
@@ -52,7 +52,7 @@ func newStitcher(g grid, open opener, x0, x1 int) *stitcher {
 	return s
 }
 
-// seek begins a band: the rows [y0, y1) are asked for next. Tiles that the band does not need are given back.
+// seek begins a band: the rows [y0, y1) are requested next. It gives back tiles that the band does not need.
 func (s *stitcher) seek(y0, y1 int) error {
 	s.ready = max(y0-reach, 0)
 	for t := range s.held {
@@ -93,7 +93,7 @@ func (s *stitcher) drop(t tile) error {
 	return h.done()
 }
 
-// pixels returns a tile's pixels, opening its file when it is first needed.
+// pixels returns a tile's pixels. It opens the file on first use.
 func (s *stitcher) pixels(t tile) ([]byte, error) {
 	if h, ok := s.held[t]; ok {
 		return h.pixels, nil
@@ -104,15 +104,15 @@ func (s *stitcher) pixels(t tile) ([]byte, error) {
 	}
 	pixels, err := t.pixels(file)
 	if err != nil {
-		_ = done() // the damaged tile is what to report
+		_ = done() // report the damaged tile instead
 		return nil, err
 	}
 	s.held[t] = heldPixels{pixels, done}
 	return pixels, nil
 }
 
-// blend makes row y from the tiles that show it. Where several do, each counts the more the farther the pixel is from
-// its edge: a linear feather.
+// blend makes row y from the tiles that show it. If there are several, each has a weight that grows linearly with the
+// pixel's distance from the tile's edge.
 func (s *stitcher) blend(y int, out []byte) error {
 	clear(s.sum)
 	clear(s.weight)
@@ -121,7 +121,7 @@ func (s *stitcher) blend(y int, out []byte) error {
 			continue
 		}
 		if y < t.y {
-			break // tiles are in the order of their rows
+			break // tiles are sorted by row
 		}
 		pixels, err := s.pixels(t)
 		if err != nil {
@@ -147,13 +147,13 @@ func (s *stitcher) blend(y int, out []byte) error {
 	return nil
 }
 
-// feather is the weight of pixel i of n: it falls off towards the edges, over the overlap.
+// feather returns the weight of pixel i of n. It falls off towards the edges, over the overlap.
 func (s *stitcher) feather(i, n int) uint32 {
 	return uint32(min(i+1, n-i, max(s.grid.Overlap, 1)))
 }
 
-// sharpen stores row y of the result: the blended row plus a part of what a blur takes away from it. At the edges of
-// the slide the outermost pixels are repeated.
+// sharpen stores row y of the result: the blended row plus a part of its difference from a blur. At the edges of the
+// slide, the outermost pixels are repeated.
 func (s *stitcher) sharpen(y int, out []byte) {
 	clear(s.column)
 	for k, w := range binomial {

@@ -13,12 +13,12 @@ const (
 	tileOverlap = 64
 )
 
-// grid says how a slide is cut into tiles.
+// grid describes how a slide is cut into tiles.
 type grid struct {
 	W int `json:"width"`
 	H int `json:"height"`
-	// Side is the width and height of a tile, less where the slide is smaller; Overlap is shared with the next one
-	// at least.
+	// Side is the width and height of a tile, or less if the slide is smaller. Neighbouring tiles share at least
+	// Overlap.
 	Side    int `json:"side"`
 	Overlap int `json:"overlap"`
 }
@@ -43,7 +43,7 @@ func (g grid) starts(n int) []int {
 	return append(s, n-g.Side)
 }
 
-// tiles returns all of them, row by row.
+// tiles returns all tiles, row by row.
 func (g grid) tiles() []tile {
 	var all []tile
 	for r, y := range g.starts(g.H) {
@@ -54,17 +54,17 @@ func (g grid) tiles() []tile {
 	return all
 }
 
-// header is how the tile's file begins: a portable pixmap, which any picture viewer shows.
+// header returns the beginning of the tile's file: a portable pixmap, which any picture viewer shows.
 func (t tile) header() []byte { return fmt.Appendf(nil, "P6\n%d %d\n255\n", t.w, t.h) }
 
-// fileSize is in bytes.
+// fileSize returns the size in bytes.
 func (t tile) fileSize() int64 { return int64(len(t.header()) + 3*t.w*t.h) }
 
 // pixels returns the pixels of a tile's file, without copying.
 func (t tile) pixels(file []byte) ([]byte, error) {
 	header := t.header()
 	if int64(len(file)) < t.fileSize() || !bytes.Equal(file[:len(header)], header) {
-		return nil, fmt.Errorf("%s is not the tile that was cut: the file was damaged", t.name())
+		return nil, fmt.Errorf("%s is damaged: it is not the tile that was cut", t.name())
 	}
 	return file[len(header):t.fileSize()], nil
 }

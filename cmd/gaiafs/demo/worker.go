@@ -15,14 +15,14 @@ import (
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 )
 
-// job is what a program is told in the first line of its standard input. A second line says go.
+// job is the first line of a program's standard input. A second line gives the start signal.
 type job struct {
 	Program program `json:"program"`
 	// Directory is the mountpoint, Output the name of the output file in it.
 	Directory string `json:"directory"`
 	Output    string `json:"output"`
 	Grid      grid   `json:"grid"`
-	// Device is the number of the device that the program is for, noDevice for the CPU.
+	// Device is the number of the program's device, or noDevice for the CPU.
 	Device int `json:"device"`
 	// Band is the number of rows between two releases.
 	Band int `json:"band"`
@@ -33,26 +33,27 @@ const noDevice = -1
 
 func (j job) layout() layout { return layout{w: j.Grid.W, h: j.Grid.H} }
 
-// message is what a program says, one line of JSON each.
+// message is one line of JSON from a program.
 type message struct {
-	// Ready: everything is open and mapped.
+	// Ready says that everything is open and mapped.
 	Ready bool `json:"ready,omitempty"`
-	// Rows are stored so far.
+	// Rows is how many rows are stored so far.
 	Rows int `json:"rows,omitempty"`
-	// Done is the last one.
+	// Done is in the last message.
 	Done *work `json:"done,omitempty"`
 }
 
 // work is what a program did.
 type work struct {
-	// Pages are those of the output file that it stored into; a program of a device counts what its releases found.
+	// Pages counts the pages of the output file that it stored into. A device program counts the pages that its
+	// releases found.
 	Pages int64 `json:"pages"`
-	// Seconds are from the start signal to the end of the last store and release.
+	// Seconds is the time from the start signal to the end of the last store or release.
 	Seconds float64 `json:"seconds"`
 }
 
-// Work is the body of both programs: it reads a job from in, does it, and reports to out. It is run in a process of
-// its own.
+// Work is the body of both programs: it reads a job from in, does it, and reports to out. It runs in a separate
+// process.
 func Work(in io.Reader, out io.Writer) (err error) {
 	lines := bufio.NewReader(in)
 	var j job
@@ -109,12 +110,12 @@ func Work(in io.Reader, out io.Writer) (err error) {
 type target struct {
 	file io.WriterAt
 	tile opener
-	// band is told that the rows [y0, y1) are stored, and returns the pages that were.
+	// band is called after the rows [y0, y1) are stored. It returns how many pages they touched.
 	band  func(y0, y1 int) (pages int64, err error)
 	close func() error
 }
 
-// open maps f in the way of the job's program.
+// open maps f for the job's program.
 func (j job) open(f *os.File) (*target, error) {
 	if j.Device != noDevice {
 		return j.openDevice(f)
@@ -122,12 +123,12 @@ func (j job) open(f *os.File) (*target, error) {
 	return j.openCPU(f)
 }
 
-// memory is a file's content that the CPU addresses.
+// memory is the contents of a file in memory that the CPU addresses.
 type memory []byte
 
 func (m memory) WriteAt(p []byte, off int64) (int, error) { return copy(m[off:], p), nil }
 
-// openCPU is an ordinary program: it maps the output and reads the tiles, and knows nothing of gaiafs.
+// openCPU is for an ordinary program: it maps the output and reads the tiles, and knows nothing of gaiafs.
 func (j job) openCPU(f *os.File) (*target, error) {
 	l := j.layout()
 	bytes, err := unix.Mmap(int(f.Fd()), 0, int(l.size()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
@@ -151,8 +152,8 @@ func (j job) openCPU(f *os.File) (*target, error) {
 	}, nil
 }
 
-// openDevice is a program of a device: it maps the output and the tiles into the device's memory, and releases what it
-// stored band by band.
+// openDevice is for a device program: it maps the output and the tiles into device memory, and releases its stores band
+// by band.
 func (j job) openDevice(f *os.File) (*target, error) {
 	l := j.layout()
 	m, err := gaiafs.Map(f, 0, l.size(), gaiafs.ProtRead|gaiafs.ProtWrite, j.Device, gaiafs.Stays())
@@ -160,7 +161,7 @@ func (j job) openDevice(f *os.File) (*target, error) {
 		return nil, err
 	}
 	return &target{
-		file: m, // into the device's memory
+		file: m, // stores into device memory
 		tile: j.mapTile,
 		band: func(y0, y1 int) (int64, error) {
 			off, _ := l.span(leftProgram, y0)

@@ -20,19 +20,19 @@ const (
 )
 
 // Address checks an address to listen on, HOST:PORT, and reports whether only this machine can reach it. The host may
-// be a name; without one it is every address of the machine.
+// be a name; without a host it means every address of the machine.
 func Address(text string) (address *net.TCPAddr, loopback bool, err error) {
 	if !strings.Contains(text, ":") {
-		return nil, false, fmt.Errorf("%q has no port; write an address as 127.0.0.1:9400", text)
+		return nil, false, fmt.Errorf("%q has no port; write an address such as 127.0.0.1:9400", text)
 	}
 	address, err = net.ResolveTCPAddr("tcp", text)
 	if err != nil {
-		return nil, false, fmt.Errorf("%q is no address; write one as 127.0.0.1:9400: %w", text, err)
+		return nil, false, fmt.Errorf("%q is not an address; write one such as 127.0.0.1:9400: %w", text, err)
 	}
 	return address, address.IP.IsLoopback(), nil
 }
 
-// ReadToken reads the token from a file. Space around it does not count.
+// ReadToken reads the token from a file. It ignores surrounding space.
 func ReadToken(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -46,21 +46,21 @@ func ReadToken(path string) ([]byte, error) {
 	token := bytes.TrimSpace(text)
 	odd := func(r rune) bool { return r <= ' ' || r > '~' }
 	if len(token) < leastToken || len(token) > mostToken || bytes.ContainsFunc(token, odd) {
-		return nil, fmt.Errorf("%s has no token: one is a word of %d letters and digits or more, such as "+
-			"'head -c 24 /dev/urandom | base64' makes", path, leastToken)
+		return nil, fmt.Errorf("%s has no token: a token is one word of at least %d letters and digits, for example from "+
+			"'head -c 24 /dev/urandom | base64'", path, leastToken)
 	}
 	return token, nil
 }
 
-// errNoToken and errForeign are why a request is refused.
+// errNoToken and errForeign say why a request is refused.
 var (
-	errNoToken = errors.New("a token is needed: Authorization: Bearer TOKEN")
-	errForeign = errors.New("ask for this by its address, 127.0.0.1 or localhost")
+	errNoToken = errors.New("this needs a token: Authorization: Bearer TOKEN")
+	errForeign = errors.New("use the address, 127.0.0.1 or localhost, in the URL")
 )
 
-// access decides who is told something.
+// access decides which requests are answered.
 type access struct {
-	// token is the hash of the token, all zeros where none is needed.
+	// token is the hash of the token, all zeros if none is needed.
 	token [sha256.Size]byte
 	needs bool
 }
@@ -73,7 +73,7 @@ func newAccess(token []byte) access {
 func (a *access) check(r *http.Request) (int, error) {
 	if a.needs {
 		scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-		// so that comparing takes the same time for every guess
+		// comparing hashes takes the same time for every guess
 		given := sha256.Sum256([]byte(strings.TrimSpace(token)))
 		if !strings.EqualFold(scheme, "Bearer") || subtle.ConstantTimeCompare(given[:], a.token[:]) != 1 {
 			return http.StatusUnauthorized, errNoToken

@@ -8,7 +8,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// collector makes Prometheus's metrics of a snapshot.
+// collector converts a snapshot to Prometheus metrics.
 type collector struct{ snapshot func() *Snapshot }
 
 var (
@@ -50,7 +50,8 @@ func (c collector) Collect(to chan<- prometheus.Metric) {
 	}
 }
 
-// made has what could not be made, such as with the name of a device that is no text, fail the answer and nothing else.
+// made turns a metric that could not be made, for instance because a device name is not valid text, into an error of
+// the scrape instead of a panic.
 func made(m prometheus.Metric, err error) func(*prometheus.Desc) prometheus.Metric {
 	return func(d *prometheus.Desc) prometheus.Metric {
 		if err != nil {
@@ -60,10 +61,10 @@ func made(m prometheus.Metric, err error) func(*prometheus.Desc) prometheus.Metr
 	}
 }
 
-// mostBucket is the power of two, in microseconds, of the last bucket's bound: 17 s.
+// mostBucket is the bound of the last bucket, as a power of two in microseconds: 17 s.
 const mostBucket = 24
 
-// buckets returns how many durations were below each bound, in seconds: every other one that pagecache counts by.
+// buckets returns how many durations were below each bound, in seconds. It uses every other bound of pagecache.
 func buckets(l pagecache.Latency) map[float64]uint64 {
 	bounds, below := make(map[float64]uint64), uint64(0)
 	for i := range mostBucket + 1 {

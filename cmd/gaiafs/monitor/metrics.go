@@ -10,10 +10,10 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// emit gives one value of a metric, with the values of its labels.
+// emit reports one value of a metric, with the values of its labels.
 type emit func(value float64, labels ...string)
 
-// metric is one name that /metrics has. docs/metrics.md lists them all.
+// metric is one name in /metrics. docs/metrics.md lists them all.
 type metric struct {
 	name   string
 	kind   prometheus.ValueType
@@ -22,7 +22,7 @@ type metric struct {
 	values func(s *Snapshot, to emit)
 }
 
-// histogram is a metric of durations, one for each value of its label.
+// histogram is a metric of durations, with one series for each value of its label.
 type histogram struct {
 	name, help, label string
 	of                func(s *Snapshot) map[string]pagecache.Latency
@@ -33,7 +33,7 @@ const (
 	counter = prometheus.CounterValue
 )
 
-// metrics are in the order of docs/metrics.md.
+// metrics are listed in the order of docs/metrics.md.
 var metrics = []metric{
 	{"gaiafs_build_info", gauge, "1, with the version of the daemon", []string{"version"},
 		func(s *Snapshot, to emit) { to(1, s.Version) }},
@@ -41,22 +41,22 @@ var metrics = []metric{
 		func(s *Snapshot) float64 { return float64(s.Started.UnixMilli()) / 1e3 }),
 	single("gaiafs_sessions", "connections of client libraries",
 		func(s *Snapshot) float64 { return float64(s.Sessions) }),
-	single("gaiafs_mappings", "what they map", func(s *Snapshot) float64 { return float64(s.Mappings) }),
+	single("gaiafs_mappings", "mappings of these connections", func(s *Snapshot) float64 { return float64(s.Mappings) }),
 
 	ofDevice("gaiafs_device_info", "1, with kind, name and UUID of the device", []string{"kind", "name", "uuid"},
 		func(d *pagecache.DeviceStatus, to emit) { to(1, d.Kind, d.Name, d.UUID) }),
 	ofDevice("gaiafs_device_memory_bytes", "the budget of the cache (--gpu-memory)", nil,
 		func(d *pagecache.DeviceStatus, to emit) { to(float64(d.MemoryBytes)) }),
-	ofDevice("gaiafs_device_used_bytes", "taken by extents", nil,
+	ofDevice("gaiafs_device_used_bytes", "bytes in extents", nil,
 		func(d *pagecache.DeviceStatus, to emit) { to(float64(d.UsedBytes)) }),
-	ofDevice("gaiafs_device_mapped_bytes", "of these, mapped by clients: cannot be evicted", nil,
+	ofDevice("gaiafs_device_mapped_bytes", "of these, bytes that clients map: they cannot be evicted", nil,
 		func(d *pagecache.DeviceStatus, to emit) { to(float64(d.MappedBytes)) }),
 	ofDevice("gaiafs_device_extents", "extents of the device", nil,
 		func(d *pagecache.DeviceStatus, to emit) { to(float64(d.Extents)) }),
 	ofDevice("gaiafs_device_lost", "1 if the device is gone", nil,
 		func(d *pagecache.DeviceStatus, to emit) { to(number(d.Lost)) }),
 	{"gaiafs_device_resident_bytes", gauge, "pages of files on the device that are `clean`, `stale` (home has newer " +
-		"bytes) or `dirty` (the device has newer bytes); a page that is both counts twice", []string{"device", "state"},
+		"bytes) or `dirty` (the device has newer bytes); a page that is stale and dirty counts twice", []string{"device", "state"},
 		resident},
 	ofDevice("gaiafs_device_transfers_total",
 		"transfers by class (what for) and way (`in` from the host, `out` to the "+
@@ -80,9 +80,9 @@ var metrics = []metric{
 		views(s, to, func(v pagecache.ViewStatus) int64 { return v.DeviceBytes })
 	}},
 
-	single("gaiafs_files", "files that devices hold something of",
+	single("gaiafs_files", "files that devices hold a part of",
 		func(s *Snapshot) float64 { return float64(len(s.Files)) }),
-	single("gaiafs_files_failing", "of these, files whose released bytes cannot be brought home",
+	single("gaiafs_files_failing", "of these, files whose released bytes cannot be written home",
 		func(s *Snapshot) float64 {
 			return float64(count(s, func(f *pagecache.FileStatus) bool { return f.Error != "" }))
 		}),
@@ -90,7 +90,7 @@ var metrics = []metric{
 		func(s *Snapshot) float64 {
 			return float64(count(s, func(f *pagecache.FileStatus) bool { return f.BusySeconds > 0 }))
 		}),
-	single("gaiafs_write_back_waiting_bytes", "released, and not home", func(s *Snapshot) float64 {
+	single("gaiafs_write_back_waiting_bytes", "bytes that were released and are not home yet", func(s *Snapshot) float64 {
 		n := int64(0)
 		for i := range s.Files {
 			n += s.Files[i].WaitingBytes
@@ -103,7 +103,7 @@ var metrics = []metric{
 		}
 		return oldest
 	}),
-	{"gaiafs_host_memory_bytes", gauge, "host memory that grows with the work of programs, by what it is used for",
+	{"gaiafs_host_memory_bytes", gauge, "host memory that grows with the work of programs, by use",
 		[]string{"class"}, func(s *Snapshot, to emit) {
 			for class, n := range s.Memory.Classes {
 				to(float64(n), class)
@@ -119,19 +119,19 @@ var metrics = []metric{
 	counted("gaiafs_acquires_total", "acquires", "acquires"),
 	counted("gaiafs_releases_total", "releases", "releases"),
 	counted("gaiafs_released_pages_total", "pages that releases found modified", "released_pages"),
-	counted("gaiafs_filled_pages_total", "pages brought from home to devices that had nothing of them", "filled_pages"),
+	counted("gaiafs_filled_pages_total", "pages brought from home to devices that did not have them", "filled_pages"),
 	counted("gaiafs_collects_total", "transfers from a device home", "collects"),
 	counted("gaiafs_collected_pages_total", "their pages", "collected_pages"),
-	counted("gaiafs_merged_pages_total", "of these, pages in which home had changed too", "merged_pages"),
+	counted("gaiafs_merged_pages_total", "of these, pages that had also changed at home", "merged_pages"),
 	counted("gaiafs_overlapping_bytes_total", "conflicts: bytes that two writers stored without synchronising, with "+
 		"different values", "overlapping_bytes"),
 	counted("gaiafs_invalidations_total", "ranges that the kernel was told to drop", "invalidations"),
-	counted("gaiafs_evictions_total", "extents given up to make room", "evictions"),
+	counted("gaiafs_evictions_total", "extents evicted to make room", "evictions"),
 	counted("gaiafs_lost_pages_total", "released pages lost with a device", "lost_pages"),
-	counted("gaiafs_home_replacements_total", "times that a backing file was found changed directly",
+	counted("gaiafs_home_replacements_total", "times that a backing file was found to have been changed directly",
 		"home_replacements"),
 	{"gaiafs_cpu_reads_total", counter,
-		"reads of programs on the CPU of files that devices hold something of, by what " +
+		"CPU reads of files that devices hold a part of, by what " +
 			"served them: the `host`'s page cache, `clean` pages that a device gave before, a `device`, the `disk`, or " +
 			"`collect`, which brought the newest bytes home first", []string{"from"},
 		func(s *Snapshot, to emit) {
@@ -158,17 +158,17 @@ var histograms = []histogram{
 		func(s *Snapshot) map[string]pagecache.Latency { return s.Latencies }},
 }
 
-// single is a gauge without labels.
+// single makes a gauge without labels.
 func single(name, help string, value func(s *Snapshot) float64) metric {
 	return metric{name, gauge, help, nil, func(s *Snapshot, to emit) { to(value(s)) }}
 }
 
-// counted is one of the cache's counters.
+// counted makes a metric of one of the cache's counters.
 func counted(name, help, of string) metric {
 	return metric{name, counter, help, nil, func(s *Snapshot, to emit) { to(float64(s.Counters[of])) }}
 }
 
-// ofDevice is a metric with the label device and others. One that ends with _total counts.
+// ofDevice makes a metric with the label device and others. If its name ends with _total, it is a counter.
 func ofDevice(name, help string, labels []string, values func(d *pagecache.DeviceStatus, to emit)) metric {
 	kind := gauge
 	if name[len(name)-6:] == "_total" {
@@ -224,7 +224,7 @@ func resident(s *Snapshot, to emit) {
 	}
 }
 
-// views sums up a figure of all views. One with bytes of several files is in the status of each.
+// views sums up a figure over all views. A view with bytes of several files is in the status of each.
 func views(s *Snapshot, to emit, figure func(v pagecache.ViewStatus) int64) {
 	type key struct{ device, files int }
 	of := make(map[key]int64)

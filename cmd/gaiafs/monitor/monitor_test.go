@@ -25,7 +25,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// example has something for every metric.
+// example has a value for every metric.
 func example() Snapshot {
 	l := pagecache.Latency{Count: 3, Mean: 10, Buckets: []int64{0, 0, 0, 1, 0, 2}}
 	return Snapshot{
@@ -62,7 +62,7 @@ func listen(t *testing.T, token string, change ...func(*Server)) *Server {
 	return s
 }
 
-// get asks for a path and returns the status code and the answer.
+// get requests a path and returns the status code and the answer.
 func get(t *testing.T, s *Server, path string, change ...func(r *http.Request)) (int, string, http.Header) {
 	t.Helper()
 	r, err := http.NewRequest(http.MethodGet, "http://"+s.Address()+path, nil)
@@ -100,7 +100,7 @@ func TestEveryMetricIsServed(t *testing.T) {
 		`gaiafs_write_back_waiting_bytes 4096`,
 		`gaiafs_write_back_oldest_seconds 1.5`,
 		`gaiafs_files_failing 1`,
-		`gaiafs_views{device="0"} 1`, // it has bytes of two files
+		`gaiafs_views{device="0"} 1`, // the view has bytes of two files
 		`gaiafs_view_bytes{device="0"} 2.097152e+06`,
 		`gaiafs_merged_pages_total 7`,
 		`gaiafs_fuse_request_seconds_bucket{kind="read",le="4e-06"} 0`,
@@ -120,7 +120,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	require.Contains(t, string(text), Table(), "docs/metrics.md has this table")
 }
 
-// TestDashboard: the dashboard asks for metrics and labels that there are.
+// TestDashboard: the dashboard uses only metrics and labels that exist.
 func TestDashboard(t *testing.T) {
 	text, err := os.ReadFile("../../../packaging/grafana.json")
 	require.NoError(t, err)
@@ -239,7 +239,7 @@ func TestPortInUse(t *testing.T) {
 	require.ErrorContains(t, err, "another program listens there")
 }
 
-// TestOtherRequests: there is nothing to change, and nothing else to see.
+// TestOtherRequests: nothing can be changed, and there are no other paths.
 func TestOtherRequests(t *testing.T) {
 	s := listen(t, "")
 	for _, path := range []string{"/x", "/metrics/", "/../etc/passwd", "/page.html"} {
@@ -254,11 +254,10 @@ func TestOtherRequests(t *testing.T) {
 	code, _, header := get(t, s, "/status.json",
 		func(r *http.Request) { r.Header.Set("Origin", "http://evil.example") })
 	require.Equal(t, http.StatusOK, code)
-	require.Empty(t, header.Get("Access-Control-Allow-Origin"), "a browser keeps it from other pages")
+	require.Empty(t, header.Get("Access-Control-Allow-Origin"), "a browser does not give it to other pages")
 }
 
-// TestHostileClients: a client that sends too much is refused, and those that say nothing take no more than their
-// share.
+// TestHostileClients: a client that sends too much is refused, and silent clients take no more than their share.
 func TestHostileClients(t *testing.T) {
 	s := listen(t, "", func(s *Server) {
 		require.Positive(t, s.http.ReadHeaderTimeout)
@@ -270,12 +269,12 @@ func TestHostileClients(t *testing.T) {
 	require.NoError(t, err)
 	r.Header.Set("X", strings.Repeat("x", 8*mostHeader))
 	transport := &http.Transport{DisableKeepAlives: true}
-	if answer, err := transport.RoundTrip(r); err == nil { // else the connection was ended before all was sent
+	if answer, err := transport.RoundTrip(r); err == nil { // otherwise the connection ended before the request was sent
 		answer.Body.Close()
 		require.Equal(t, http.StatusRequestHeaderFieldsTooLarge, answer.StatusCode)
 	}
 
-	// Clients that begin a request and do not end it are cut off, and one more is served then.
+	// Clients that start a request and do not finish it are cut off. Then another client is served.
 	for range mostConnections {
 		c, err := net.Dial("tcp", s.Address())
 		require.NoError(t, err)
@@ -297,7 +296,7 @@ func TestHostileClients(t *testing.T) {
 	require.Equal(t, http.StatusBadRequest, answer.StatusCode)
 }
 
-// TestSnapshotsAreShared: who asks again and again has the daemon work no more.
+// TestSnapshotsAreShared: frequent requests cause no more work for the daemon.
 func TestSnapshotsAreShared(t *testing.T) {
 	var taken atomic.Int32
 	s, err := Listen(Options{Address: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}, Snapshot: func() Snapshot {
@@ -320,7 +319,7 @@ func TestSnapshotsAreShared(t *testing.T) {
 	require.EqualValues(t, 1, taken.Load())
 }
 
-// TestPageIsSelfContained: it names no other place, and its policy has the hashes of what is in it.
+// TestPageIsSelfContained: the page refers to no other place, and its policy has the hashes of its contents.
 func TestPageIsSelfContained(t *testing.T) {
 	without := strings.ReplaceAll(pageHTML, "http://www.w3.org/2000/svg", "")
 	for _, word := range []string{"http:", "https:", "//cdn", "innerHTML", "outerHTML", "insertAdjacentHTML", "eval(",
@@ -332,7 +331,7 @@ func TestPageIsSelfContained(t *testing.T) {
 	require.Equal(t, 2, strings.Count(newPage().policy, "'sha256-"))
 }
 
-// TestPageKnowsTheStatus: what the page reads of the document is in it.
+// TestPageKnowsTheStatus: the document has every field that the page reads.
 func TestPageKnowsTheStatus(t *testing.T) {
 	text, err := json.Marshal(pagecache.Status{Devices: []pagecache.DeviceStatus{{}}, Files: []pagecache.FileStatus{{
 		Holders: []pagecache.HoldingStatus{{}}, Views: []pagecache.ViewStatus{{}}, Error: "x", BusySeconds: 1}}})

@@ -12,7 +12,7 @@ import (
 //go:embed page.html
 var pageHTML string
 
-// livePage is the live page. It loads nothing from elsewhere, which its policy enforces.
+// livePage is the live page. Its content security policy makes sure that it loads nothing from elsewhere.
 type livePage struct{ policy string }
 
 func newPage() *livePage {

@@ -20,37 +20,37 @@ import (
 )
 
 const (
-	// mostConnections bounds the connections of all clients. Further ones wait to be accepted.
+	// mostConnections bounds the connections of all clients. Further connections wait.
 	mostConnections = 64
-	// mostHeader bounds the bytes of a request.
+	// mostHeader bounds the header of a request, in bytes.
 	mostHeader = 16 << 10
-	// requestTime is how long a client may take to send a request, answerTime to read the answer, idleTime to ask
-	// again.
+	// requestTime is how long a client may take to send a request, answerTime to read the answer, idleTime to send the
+	// next request.
 	requestTime, answerTime, idleTime = 5 * time.Second, 20 * time.Second, 30 * time.Second
-	// freshness is how old an answer may be.
+	// freshness is the maximum age of an answer.
 	freshness = 250 * time.Millisecond
 )
 
-// Snapshot is a mount at one moment.
+// Snapshot is the state of a mount at one moment.
 type Snapshot struct {
-	// Version is that of the daemon, Started when it began.
+	// Version is the daemon's. Started is when it began.
 	Version string
 	Started time.Time
-	// Sessions is the number of connections of client libraries, Mappings what they map.
+	// Sessions is the number of connections of client libraries. Mappings is the number of their mappings.
 	Sessions, Mappings int
-	// Requests are those of the kernel, by kind.
+	// Requests has the latencies of the kernel's requests, by kind.
 	Requests map[string]pagecache.Latency
 	pagecache.Status
-	// Document is what /status.json has. It is marshalled to JSON.
+	// Document is the content of /status.json. It is marshalled to JSON.
 	Document any
 }
 
 // Options configures a Server. Snapshot is required, and may be called from any goroutine.
 type Options struct {
-	// Address is where to listen. Without a Token it has to be a loopback address.
+	// Address is where to listen. Without a Token it must be a loopback address.
 	Address *net.TCPAddr
 	Token   []byte
-	// Snapshot describes the mount. It is called once for all who ask at about the same time.
+	// Snapshot describes the mount. It is called once for all requests within freshness.
 	Snapshot func() Snapshot
 	Log      *slog.Logger
 }
@@ -70,10 +70,10 @@ type Server struct {
 	at   time.Time  // when last was taken; protected by mu
 }
 
-// Listen takes the address. Who asks there waits until Serve. Its errors say what to do.
+// Listen binds the address. Connections wait there until Serve. Its errors say what to do.
 func Listen(o Options) (*Server, error) {
 	if len(o.Token) == 0 && !o.Address.IP.IsLoopback() {
-		return nil, fmt.Errorf("%s can be reached from other machines, and needs a token", o.Address)
+		return nil, fmt.Errorf("%s can be reached from other machines and needs a token", o.Address)
 	}
 	l, err := net.ListenTCP("tcp", o.Address)
 	if errors.Is(err, syscall.EADDRINUSE) {
@@ -101,7 +101,7 @@ func Listen(o Options) (*Server, error) {
 	return s, nil
 }
 
-// Serve begins to answer, in a goroutine.
+// Serve starts to answer, in a goroutine.
 func (s *Server) Serve() {
 	s.served = make(chan struct{})
 	go func() {
@@ -115,16 +115,16 @@ func (s *Server) Serve() {
 // Address returns where the Server listens.
 func (s *Server) Address() string { return s.listener.Addr().String() }
 
-// Close ends all connections and returns when nothing is served any more. It is called once.
+// Close ends all connections and returns when nothing is served any more. Call it once.
 func (s *Server) Close() {
-	_ = s.http.Close() // nobody minds how a connection ends
+	_ = s.http.Close() // it does not matter how a connection ends
 	_ = s.listener.Close()
 	if s.served != nil {
 		<-s.served
 	}
 }
 
-// snapshot returns one that is no older than freshness.
+// snapshot returns a snapshot no older than freshness.
 func (s *Server) snapshot() *Snapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -161,7 +161,7 @@ func (s *Server) handler(log *slog.Logger) http.Handler {
 	})
 }
 
-// guarded lets those pass who may ask.
+// guarded lets authorised requests pass.
 func (s *Server) guarded(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if code, err := s.access.check(r); err != nil {
