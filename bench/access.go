@@ -12,22 +12,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// access is a workload of the bench's own: each of several jobs goes once through a part of a file.
+// access is a workload of bench itself: each of several jobs goes once through a part of a file.
 type access struct {
 	write, random bool
-	// shared has the jobs be threads of one program, which read through one descriptor.
+	// shared makes the jobs threads of one program that read through one descriptor.
 	shared bool
 	block  int64
 	jobs   int
-	// size is the bytes of the file, and amount how many of them are gone through, by all jobs together.
+	// size is the size of the file; amount is how many bytes of it all jobs together go through.
 	size, amount int64
-	// flags are of open(2), besides the access mode.
+	// flags are flags of open(2), besides the access mode.
 	flags int
-	// verify is called with what was read, from off on; nil where nobody wants to know.
+	// verify, if not nil, is called with the bytes that were read from off.
 	verify func(p []byte, off int64) error
 }
 
-// run returns how long that took. Where the file is cold, each byte is touched once, so no job finds what another
+// run returns how long the work took. In a cold file each byte is touched once, so no job finds what another one
 // brought.
 func (a *access) run(ctx context.Context, path string, seed uint64) (time.Duration, error) {
 	mode := os.O_RDONLY
@@ -38,7 +38,7 @@ func (a *access) run(ctx context.Context, path string, seed uint64) (time.Durati
 	files := make([]*os.File, a.jobs)
 	defer func() {
 		for _, f := range files {
-			_ = f.Close() // of nil, too, and of what is closed
+			_ = f.Close() // harmless if f is nil or already closed
 		}
 	}()
 	for i := range files {
@@ -66,7 +66,7 @@ func (a *access) run(ctx context.Context, path string, seed uint64) (time.Durati
 		}
 		buf := aligned(int(a.block))
 		for k := range buf {
-			buf[k] = byte(seed) // what is written differs from run to run
+			buf[k] = byte(seed) // different data in each run
 		}
 		wg.Go(func() {
 			<-begin
@@ -95,43 +95,43 @@ func (a *access) run(ctx context.Context, path string, seed uint64) (time.Durati
 	return time.Since(start), errors.Join(errs...)
 }
 
-// bytes is how much run goes through.
+// bytes returns how many bytes run goes through.
 func (a *access) bytes() int64 {
 	_, count := a.blocks()
 	return count * a.block * int64(a.jobs)
 }
 
-// blocks returns how many blocks the part of each job has, and how many of them it goes through.
+// blocks returns how many blocks each job's part has, and how many of them the job goes through.
 func (a *access) blocks() (part, count int64) {
 	part = a.size / int64(a.jobs) / a.block
 	return part, min(max(a.amount/int64(a.jobs)/a.block, 1), part)
 }
 
-// aligned returns n bytes at an address that O_DIRECT takes.
+// aligned returns n bytes at an address that O_DIRECT accepts.
 func aligned(n int) []byte {
 	p := make([]byte, n+pageSize)
-	// Only the address is looked at; p stays alive by the part of it that is returned.
+	// This only looks at the address. p stays alive through the part that is returned.
 	skip := int(-uintptr(unsafe.Pointer(&p[0])) & (pageSize - 1))
 	return p[skip : skip+n : skip+n]
 }
 
-// load keeps a disk busy until it is ended.
+// load keeps a disk busy until it is closed.
 type load struct {
 	end  context.CancelFunc
 	jobs sync.WaitGroup
 }
 
-// loadJobs is how many programs use the disk beside the one that is measured.
+// loadJobs is how many other readers use the disk.
 const loadJobs = 4
 
-// startLoad reads a file past the page cache at random places, 256 KiB at once.
+// startLoad starts random reads of a file past the page cache, 256 KiB each.
 func startLoad(ctx context.Context, path string, size int64) (*load, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECT, 0)
 	if err != nil {
 		return nil, err
 	}
 	const block = 256 << 10
-	if _, err := f.ReadAt(aligned(pageSize), 0); err != nil { // some filesystems refuse only now
+	if _, err := f.ReadAt(aligned(pageSize), 0); err != nil { // some filesystems refuse O_DIRECT only here
 		_ = f.Close()
 		return nil, err
 	}
@@ -142,7 +142,7 @@ func startLoad(ctx context.Context, path string, size int64) (*load, error) {
 		rnd := rand.New(rand.NewPCG(9, uint64(i)))
 		l.jobs.Go(func() {
 			for ctx.Err() == nil {
-				_, _ = f.ReadAt(buf, rnd.Int64N(max(size/block, 1))*block) // one who is in the way need not succeed
+				_, _ = f.ReadAt(buf, rnd.Int64N(max(size/block, 1))*block) // a background read may fail
 			}
 		})
 	}
@@ -153,7 +153,7 @@ func startLoad(ctx context.Context, path string, size int64) (*load, error) {
 	return l, nil
 }
 
-// close returns when nothing is read any more.
+// close stops the reads and waits for their end.
 func (l *load) close() {
 	l.end()
 	l.jobs.Wait()

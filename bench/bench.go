@@ -17,43 +17,44 @@ import (
 	"github.com/gaiafs/gaiafs/bench/rows"
 )
 
-// Options are what a run is told.
+// Options are the parameters of a run.
 type Options struct {
-	// Dir is the directory on the backing filesystem to measure on, File a file of the user's for rows that read: ""
-	// for files of the bench's own. File is never written to.
+	// Dir is the directory on the backing filesystem to measure on. File is a file of the user's for rows that read; ""
+	// means files of bench itself. File is never written to.
 	Dir, File string
-	// Model is a safetensors file of the user's: only the rows about it run. Python is the program that loads it.
+	// Model is a safetensors file of the user's. If it is set, only the rows about it run. Python is the program that
+	// loads it.
 	Model, Python string
 	// Match says which rows run, by GROUP/NAME.
 	Match *regexp.Regexp
-	// Rounds is how often each side is measured; 0 stands for 5, or 3 with Quick.
+	// Rounds is how often each side is measured; 0 means 5, or 3 with Quick.
 	Rounds int
-	// Quick takes smaller files and fewer rows, and ends within QuickTime.
+	// Quick uses smaller files and fewer rows, and ends within QuickTime.
 	Quick bool
-	// GPUs is --gpus of the mounts.
+	// GPUs is the value of --gpus for the mounts.
 	GPUs string
-	// JSON, HTML and Markdown are files to write the report to, "" for none.
+	// JSON, HTML and Markdown are files for the report; "" means none.
 	JSON, HTML, Markdown string
 
-	// Command is the command line and Version that of gaiafs, for the report.
+	// Command is the command line and Version the version of gaiafs, for the report.
 	Command, Version string
-	// Mount starts a gaiafs that shows source at mountpoint, with these flags and no other settings, and returns once
-	// the mount can be used. prepare is called before the start.
+	// Mount starts a gaiafs that shows source at mountpoint, with these flags and no other settings. It returns when
+	// the mount is usable. It calls prepare before the start.
 	Mount func(flags []string, source, mountpoint string, prepare func(*exec.Cmd)) (*exec.Cmd, error)
-	// Process returns the command that has this program call Process with these arguments.
+	// Process returns the command that makes this program call Process with these arguments.
 	Process func(ctx context.Context, args ...string) *exec.Cmd
-	// Out gets the table, Progress what is going on.
+	// Out gets the table, Progress the progress.
 	Out, Progress io.Writer
 }
 
-// ErrOverwrites says that a report would take the place of something that is wanted.
+// ErrOverwrites says that a report would overwrite something else.
 var ErrOverwrites = errors.New("would write over")
 
 // ErrNoMatch says that Match names no row. Nothing was measured.
 var ErrNoMatch = errors.New("no row matches")
 
-// CheckReports finds out before anything is measured whether the reports can be written, and fails with ErrOverwrites
-// where one would destroy File, another report, or the file that the table goes into. It leaves what is there as it is.
+// CheckReports checks before anything is measured whether the reports can be written. It fails with ErrOverwrites if
+// one would destroy File, another report, or the file that the table goes to. It changes no file.
 func (o *Options) CheckReports() error {
 	type named struct{ name, path string }
 	taken := []named{{"--file", o.File}, {"--model", o.Model}}
@@ -79,11 +80,11 @@ func (o *Options) CheckReports() error {
 	return nil
 }
 
-// QuickTime is how long a run with Quick takes at most, but for the last row.
+// QuickTime is how long a run with Quick takes at most, except for its last row.
 const QuickTime = 105 * time.Second
 
-// Run measures and writes the reports. If ctx ends, or a row fails, what was measured until then is written all the
-// same, and the error says why that is not all. Nothing that was made is left, whatever happened.
+// Run measures and writes the reports. If ctx ends or a row fails, it still writes what was measured before, and the
+// error says what is missing. In all cases it removes everything that it made.
 func Run(ctx context.Context, o Options) (err error) {
 	if o.Rounds == 0 {
 		o.Rounds = 5
@@ -145,8 +146,8 @@ func Run(ctx context.Context, o Options) (err error) {
 	return errors.Join(err, o.write(r))
 }
 
-// wanted returns the groups that have a row that matches. What a group cannot name without being made is its own to
-// say.
+// wanted returns the groups with a row that matches. For a group that cannot list its rows in advance, the group itself
+// decides.
 func (o *Options) wanted(ctx context.Context) (wanted []*group) {
 	s := newListing(*o)
 	for _, g := range o.groups() {
@@ -159,7 +160,7 @@ func (o *Options) wanted(ctx context.Context) (wanted []*group) {
 	return wanted
 }
 
-// groups returns those of which rows may match.
+// groups returns the groups that may have matching rows.
 func (o *Options) groups() (wanted []*group) {
 	for i := range groups {
 		g := &groups[i]
@@ -170,8 +171,8 @@ func (o *Options) groups() (wanted []*group) {
 	return wanted
 }
 
-// wanted reports whether match may name a row of the group: each of its alternatives is taken to begin with the group's
-// name, or to be about names only.
+// wanted reports whether match may match a row of the group. It takes each alternative of match to begin with the
+// group's name, or to be only about names.
 func (g *group) wanted(match *regexp.Regexp) bool {
 	return slices.ContainsFunc(alternatives(match.String()), func(text string) bool {
 		first, _, cut := strings.Cut(strings.TrimPrefix(text, "^"), "/")
@@ -183,7 +184,7 @@ func (g *group) wanted(match *regexp.Regexp) bool {
 	})
 }
 
-// alternatives cuts a regular expression at those of its | that are in no parentheses or brackets.
+// alternatives splits a regular expression at each | outside parentheses and brackets.
 func alternatives(expression string) (all []string) {
 	depth, start := 0, 0
 	for i := 0; i < len(expression); i++ {
@@ -203,7 +204,7 @@ func alternatives(expression string) (all []string) {
 	return append(all, expression[start:])
 }
 
-// runGroups measures group after group. With Quick, each gets its share of the time that is left.
+// runGroups measures group after group. With Quick, each gets its share of the remaining time.
 func (s *session) runGroups(ctx context.Context, wanted []*group, r *rows.Report) error {
 	var end time.Time
 	if s.Quick {
@@ -225,8 +226,8 @@ func (s *session) runGroups(ctx context.Context, wanted []*group, r *rows.Report
 	return nil
 }
 
-// runGroup measures the rows of a group. until is when they should be done, the zero time for whenever they are. What
-// fails is a line of the table, and the others are measured all the same; an error is one that they would meet, too.
+// runGroup measures the rows of a group. until is when they should end; the zero time means no limit. A failed row is a
+// line of the table, and the other rows are still measured. An error is one that the other rows would also have.
 func (s *session) runGroup(ctx context.Context, g *group, until time.Time, r *rows.Report) error {
 	defer s.endGroup()
 	all, at := rows.Row{Group: g.name, Name: "all"}, "["+g.name+"] "
@@ -248,7 +249,7 @@ func (s *session) runGroup(ctx context.Context, g *group, until time.Time, r *ro
 	for i := range list {
 		row := &list[i]
 		if !until.IsZero() {
-			if time.Now().After(until) && row.Skip == "" { // so that later groups have their share
+			if time.Now().After(until) && row.Skip == "" { // leave their share to later groups
 				row.Skip = noTime
 			}
 			row.Until = time.Now().Add(time.Until(until) / time.Duration(len(list)-i))
@@ -260,7 +261,7 @@ func (s *session) runGroup(ctx context.Context, g *group, until time.Time, r *ro
 			}
 		})
 		if err != nil && ctx.Err() != nil {
-			return ctx.Err() // whatever it says: programs that it ran were ended
+			return ctx.Err() // whatever err says: ctx ended the programs
 		}
 		if isTerminal(s.Progress) {
 			at = clearLine + at
@@ -273,19 +274,19 @@ func (s *session) runGroup(ctx context.Context, g *group, until time.Time, r *ro
 	return nil
 }
 
-// noTime is why a row is left out where the machine is slow, or busy.
+// noTime is why a row is left out on a slow or busy machine.
 const noTime = "the time of --quick was over"
 
-// clearLine has the next words of the progress on a terminal replace the last.
+// clearLine makes the next progress text replace the last one on a terminal.
 const clearLine = "\r\033[K"
 
-// noteLine is note for a line of its own.
+// noteLine is note on a separate line.
 func (s *session) noteLine(r *rows.Report, row *rows.Row, at string, res rows.Result, err error) error {
 	defer fmt.Fprintln(s.Progress)
 	return s.note(r, row, at, res, err)
 }
 
-// note puts a row into the report and says so after at. It returns err if that is no error of the row alone.
+// note adds a row to the report and prints it after at. It returns err if other rows would fail for the same reason.
 func (s *session) note(r *rows.Report, row *rows.Row, at string, res rows.Result, err error) error {
 	if err != nil {
 		if err = explain(err, s.Dir); isFatal(err) {
@@ -304,7 +305,7 @@ func (s *session) note(r *rows.Report, row *rows.Row, at string, res rows.Result
 		return nil
 	}
 	s.describeMounts(r)
-	return r.WriteJSON(s.JSON) // whoever kills the bench finds what it had
+	return r.WriteJSON(s.JSON) // if bench is killed, these results are kept
 }
 
 // isFatal reports whether other rows would fail for the same reason.
@@ -312,15 +313,15 @@ func isFatal(err error) bool {
 	return errors.Is(err, errChanged) || errors.Is(err, errNoRoom)
 }
 
-// errNoRoom says what to do about a full disk.
-var errNoRoom = errors.New("choose another folder with --dir, or take less with --quick")
+// errNoRoom says what to do if a disk is full.
+var errNoRoom = errors.New("choose another folder with --dir, or use less with --quick")
 
-// explain adds to an error what can be done about it. What programs say of a full disk is known by its words.
+// explain adds advice to an error. It recognises by their texts what programs say about a full disk.
 func explain(err error, dir string) error {
 	full := errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) ||
 		strings.Contains(strings.ToLower(err.Error()), unix.ENOSPC.Error())
 	if full && !errors.Is(err, errNoRoom) {
-		return fmt.Errorf("%w: there is no room left in %s: %w", err, dir, errNoRoom)
+		return fmt.Errorf("%w: there is no space left in %s: %w", err, dir, errNoRoom)
 	}
 	return err
 }
@@ -358,7 +359,7 @@ func (o *Options) write(r *rows.Report) error {
 	return errors.Join(errs...)
 }
 
-// isTerminal reports whether a line on w can be written over.
+// isTerminal reports whether a line on w can be overwritten.
 func isTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	if !ok {

@@ -49,7 +49,7 @@ func TestEveryFioWorkloadHasAJobFile(t *testing.T) {
 	}
 }
 
-// Once a row has the file mapped on a device, none may follow that takes it for one that no device knows.
+// After a row maps the file on a device, no row may follow that needs a file on no device.
 func TestDeviceCachedRowsComeLast(t *testing.T) {
 	for _, quick := range []bool{false, true} {
 		mapped := false
@@ -60,7 +60,7 @@ func TestDeviceCachedRowsComeLast(t *testing.T) {
 	}
 }
 
-// sessionIn makes a session that can mount nothing.
+// sessionIn makes a session that cannot mount anything.
 func sessionIn(t *testing.T, o Options) *session {
 	t.Helper()
 	if o.Dir == "" {
@@ -80,7 +80,7 @@ func TestFioMissing(t *testing.T) {
 	require.ErrorContains(t, err, "apt-get install fio")
 }
 
-// The job files are good for the fio of this machine: also those of names with a colon and a space.
+// This machine's fio accepts the job files, also for names with a colon and a space.
 func TestFioTakesTheJobFiles(t *testing.T) {
 	if _, err := exec.LookPath("fio"); err != nil {
 		t.Skip(fioHint)
@@ -128,7 +128,7 @@ func TestWrongBytesAreFound(t *testing.T) {
 	_, err = f.WriteAt([]byte("x"), 1<<20)
 	require.NoError(t, err)
 	_, err = a.run(t.Context(), p.path("file"), 1)
-	require.ErrorContains(t, err, "page 256 of file was read with bytes that the file has not")
+	require.ErrorContains(t, err, "page 256 of file was read with bytes that the file does not have")
 	require.NoError(t, f.Truncate(100))
 	require.Error(t, d.checkBytes(p))
 }
@@ -161,7 +161,7 @@ func TestGivenFilesThatSayNothing(t *testing.T) {
 	dir := t.TempDir()
 	small := filepath.Join(dir, "small")
 	require.NoError(t, os.WriteFile(small, make([]byte, 1000), 0o600))
-	for path, says := range map[string]string{dir: "no regular file", small: "1000 bytes",
+	for path, says := range map[string]string{dir: "not a regular file", small: "1000 bytes",
 		dir + "/none": "no such file"} {
 		_, err := giveFile(path, false)
 		require.ErrorContains(t, err, says)
@@ -187,7 +187,7 @@ func TestColdFilesAreCold(t *testing.T) {
 	require.LessOrEqual(t, share, stillWarm)
 }
 
-// A file that another program has mapped stays in memory, which is said.
+// A file that another program maps stays in memory. The error says so.
 func TestWhatCannotBeMadeColdIsSaid(t *testing.T) {
 	s := sessionIn(t, Options{})
 	p, err := s.place(placeBacking)
@@ -235,7 +235,7 @@ func TestNoRoom(t *testing.T) {
 	dir := onTmpfs(t, "8")
 	var out bytes.Buffer
 	err := Run(t.Context(), Options{Dir: dir, Match: regexp.MustCompile("^fio/"), Out: &out, Progress: &out})
-	require.ErrorContains(t, err, "of room and 1.7 GiB are needed: choose another folder with --dir")
+	require.ErrorContains(t, err, "of free space and 1.7 GiB are needed: choose another folder with --dir")
 	left, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Empty(t, left)
@@ -245,7 +245,7 @@ func TestNoRoom(t *testing.T) {
 	require.NoError(t, err)
 	_, err = s.newFile("file", 16<<20, p)
 	require.ErrorIs(t, err, syscall.ENOSPC)
-	require.ErrorContains(t, err, "there is no room left in "+dir)
+	require.ErrorContains(t, err, "there is no space left in "+dir)
 }
 
 func TestGroupsThatMatch(t *testing.T) {
@@ -304,7 +304,7 @@ func TestNamesOfRows(t *testing.T) {
 	require.Empty(t, left)
 }
 
-// No program is run, or looked for, to know them.
+// Listing the names runs no program and looks for none.
 func TestNamesOfRowsNeedNoPrograms(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	list, err := treeRows(t.Context(), newListing(Options{}))
@@ -329,7 +329,7 @@ func TestSharesOfQuickAreItsTime(t *testing.T) {
 	require.LessOrEqual(t, time.Duration(share)*time.Second, QuickTime+10*time.Second)
 }
 
-// A slow group does not take the time of those after it.
+// A slow group does not use the time of later groups.
 func TestEveryGroupHasItsShareOfQuick(t *testing.T) {
 	saved := groups
 	defer func() { groups = saved }()
@@ -366,7 +366,7 @@ func TestEveryGroupHasItsShareOfQuick(t *testing.T) {
 	require.Less(t, count["a"], 100)
 }
 
-// A group whose rows fail, or that is interrupted, leaves those that were measured.
+// If the rows of a group fail or are interrupted, the rows that were measured are kept.
 func TestWhatWasMeasuredIsKept(t *testing.T) {
 	saved := groups
 	defer func() { groups = saved }()
@@ -375,7 +375,7 @@ func TestWhatWasMeasuredIsKept(t *testing.T) {
 	for _, c := range []struct {
 		fail func(end context.CancelFunc) error
 		says string
-		rows int // with the one that failed alone, and the one after it
+		rows int // including the failed row and the one after it
 	}{
 		{func(context.CancelFunc) error { return syscall.EIO }, "rows that failed: 1", 3},
 		{func(end context.CancelFunc) error { end(); return errors.New("git: signal: killed") }, "interrupted", 1},
@@ -449,7 +449,7 @@ func sample() *rows.Report {
 	return r
 }
 
-// The page stands alone: it is well-formed, shows a picture for every curve, and asks nobody for anything.
+// The page is self-contained: it is well-formed, has a picture for every curve, and loads nothing.
 func TestThePageStandsAlone(t *testing.T) {
 	var out bytes.Buffer
 	require.NoError(t, writePage(&out, sample()))

@@ -12,7 +12,8 @@ import (
 	"github.com/gaiafs/gaiafs/bench/rows"
 )
 
-// builtModules are compiled in the Go build: modules that this program was built with and that need no others.
+// builtModules are the modules that the Go build compiles: modules that this program was built with, and that need no
+// other modules.
 var builtModules = map[string]string{
 	"golang.org/x/sys":              "unix",
 	"github.com/spf13/pflag":        "",
@@ -20,7 +21,7 @@ var builtModules = map[string]string{
 	"github.com/BurntSushi/toml":    "",
 }
 
-// goBuild compiles and links a program with sources, build cache and output in one place.
+// goBuild compiles and links a program whose sources, build cache and output are in one place.
 type goBuild struct {
 	// sources are the directories of builtModules in the module cache.
 	sources map[string]string
@@ -62,13 +63,14 @@ func (b *goBuild) run(ctx context.Context, p *place) (time.Duration, error) {
 	return took, err
 }
 
-// prepare makes the sources when it first comes to a place, and each time makes every package new to the build cache.
+// prepare makes the sources when it is first called for a place. Each time, it changes every package so that the build
+// cache does not have it.
 func (b *goBuild) prepare(ctx context.Context, p *place) error {
 	if _, err := os.Stat(p.path("build")); err != nil {
 		if err := b.lay(p); err != nil {
 			return err
 		}
-		if _, err := b.run(ctx, p); err != nil { // the standard library goes into the cache
+		if _, err := b.run(ctx, p); err != nil { // puts the standard library into the cache
 			return err
 		}
 	}
@@ -83,7 +85,7 @@ func (b *goBuild) prepare(ctx context.Context, p *place) error {
 	return nil
 }
 
-// lay writes a program that imports the modules, and their sources beside it.
+// lay writes a program that imports the modules, together with their sources.
 func (b *goBuild) lay(p *place) error {
 	mod := "module program\n\ngo 1.26.0\n"
 	program := "package main\n\nimport (\n"
@@ -102,10 +104,10 @@ func (b *goBuild) lay(p *place) error {
 	)
 }
 
-// moduleDir is where a module's sources lie below the program's.
+// moduleDir returns where the sources of a module are, relative to the program's.
 func moduleDir(module string) string { return strings.ReplaceAll(module, "/", "_") }
 
-// packageName is the name of a package of builtModules.
+// packageName returns the name of a package of builtModules.
 func packageName(module, sub string) string {
 	name := sub
 	if name == "" {

@@ -12,7 +12,8 @@ import (
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 )
 
-// cachedPiece is the unit in which a file is on a device or not: what is there is spread over all of the file.
+// cachedPiece is the unit of placement: each piece of the file is on a device or not. The pieces on the device are
+// spread over the whole file.
 const cachedPiece = 2 << 20
 
 // cachedOrder says which of four neighbouring pieces go to the device as its share grows by quarters.
@@ -31,7 +32,7 @@ var cachedPatterns = []cachedPattern{
 	{"sequential, busy disk", false, true, 1 << 20},
 }
 
-// cachedRows measure CPU reads of a file of which a part is on a device and the rest only on the disk (thesis 6.2.1).
+// cachedRows measure CPU reads of a file that is partly on a device and otherwise only on the disk (thesis 6.2.1).
 func cachedRows(_ context.Context, s *session) ([]rows.Row, error) {
 	if s.cold != "" {
 		return nil, rows.Impossible{Reason: s.cold}

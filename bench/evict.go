@@ -11,29 +11,30 @@ import (
 )
 
 const (
-	// slowWrite is what a write to the slow disk takes, of at most 128 KiB.
+	// slowWrite is how much longer each write of at most 128 KiB takes on the slow disk.
 	slowWrite = 5 * time.Millisecond
-	// evictMemory is what each device has, and evictBudget the flag that says so.
+	// evictMemory is the memory of each device, and evictBudget the flag for it.
 	evictMemory = 16 << 20
 	evictBudget = "--gpu-memory=16MiB"
-	// evictWindow is what is mapped at once on the device that is measured, of a file that goes into it several times.
+	// evictWindow is how much is mapped at once on the measured device, from a file several times as large as the
+	// device's memory.
 	evictWindow = 2 << 20
 	evictFile   = 4 * evictMemory
-	// evictLeast is how many windows are mapped at least.
+	// evictLeast is the minimum number of windows to map.
 	evictLeast = 20
 )
 
-// evicting is two devices, of which the second has only what a slow disk lacks.
+// evicting has two devices. The second one is full of bytes that the slow disk does not have yet.
 type evicting struct {
 	p     *place
 	files map[string]*os.File
-	// held keeps the daemon from bringing home what is released while nobody maps anything.
+	// held keeps the daemon from writing released bytes home while nothing else is mapped.
 	held   *gaiafs.Mapping
-	window int64 // that is mapped next
+	window int64 // offset of the next window
 	value  byte
 }
 
-// evictRows ask whether a device waits for what another one does.
+// evictRows measure whether one device waits for another one's evictions.
 func evictRows(_ context.Context, s *session) ([]rows.Row, error) {
 	p, err := s.placeWith(placeOnSlow, "emulated:2", evictBudget, "--write-back-interval=1h")
 	if err != nil {
@@ -47,7 +48,7 @@ func evictRows(_ context.Context, s *session) ([]rows.Row, error) {
 			{Name: "beside an eviction", Prepare: x.prepare, Measure: x.beside},
 			{Name: "alone", Measure: func(context.Context) (float64, error) { return x.maps(nil) }},
 		},
-		// Two processors serve both devices, so a window takes longer; the eviction takes a hundred times as long.
+		// Two processors serve both devices, so a window takes longer; an eviction takes a hundred times as long.
 		Targets: []rows.Target{{Against: "alone", Limit: 0.2}},
 	}
 	return []rows.Row{row}, nil
@@ -87,7 +88,7 @@ func (x *evicting) mapped(name string, off, n int64, device int) (*gaiafs.Mappin
 	return gaiafs.Map(x.files[name], off, n, readWrite, device, gaiafs.Lazy(), gaiafs.Stays())
 }
 
-// prepare fills the second device with what was released and is not home.
+// prepare fills the second device with released bytes that are not home.
 func (x *evicting) prepare(context.Context) error {
 	if err := x.open(); err != nil {
 		return err
@@ -104,7 +105,7 @@ func (x *evicting) prepare(context.Context) error {
 	return m.Close()
 }
 
-// beside has the second device make room, and maps windows on the first one meanwhile.
+// beside makes the second device evict, and meanwhile maps windows on the first one.
 func (x *evicting) beside(context.Context) (float64, error) {
 	evicted := make(chan error, 1)
 	go func() {
@@ -121,8 +122,8 @@ func (x *evicting) beside(context.Context) (float64, error) {
 	return value, <-evicted
 }
 
-// maps maps one window after another on the first device, until the other one has evicted, and returns how many
-// milliseconds that takes in the median.
+// maps maps one window after another on the first device until the other one has evicted. It returns the median time in
+// milliseconds.
 func (x *evicting) maps(evicted chan error) (float64, error) {
 	if err := x.open(); err != nil {
 		return 0, err

@@ -20,19 +20,19 @@ import (
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 )
 
-// dataFile is a file as each of several places shows it.
+// dataFile is a file that several places show.
 type dataFile struct {
 	name string
-	// size is how many bytes rows use, of whole that there are.
+	// size is how many bytes the rows use, whole the size of the file.
 	size, whole int64
-	// sums are the checksums of these bytes, page by page, as long as only reading rows use the file.
+	// sums are the checksums of these bytes, page by page. They are valid as long as only reading rows use the file.
 	sums []uint32
-	// given is how the user's file was when the run began; nil for a file of the bench's own.
+	// given is the state of the user's file at the start; nil for a file of bench itself.
 	given *stamp
-	path  string // of the user's file
+	path  string // path of the user's file
 
 	mu   sync.Mutex
-	held map[int]*gaiafs.Mapping // by device; guarded by mu
+	held map[int]*gaiafs.Mapping // by device; protected by mu
 }
 
 // stamp is what changes when a file is written to.
@@ -42,7 +42,7 @@ type stamp struct {
 	inode        uint64
 }
 
-// stampOf looks at a file.
+// stampOf returns the stamp of a file.
 func stampOf(path string) (*stamp, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
@@ -51,16 +51,17 @@ func stampOf(path string) (*stamp, error) {
 	return &stamp{st.Size, st.Mtim, st.Ctim, st.Ino}, nil
 }
 
-// The most that is read of a file of the user's.
+// The most that is read of a user's file.
 const (
 	mostOfFile      = 1 << 30
 	mostOfFileQuick = 256 << 20
 )
 
-// leastOfFile is what a file of the user's must have, so that there is something to measure.
+// leastOfFile is the minimum size of a user's file. Smaller files give no useful figures.
 const leastOfFile = 1 << 20
 
-// give looks at the user's file: of one to be read, at the bytes that are; a model is used whole, and not read here.
+// give opens the user's file. It reads the bytes that rows will use, except of a model, which is used whole and checked
+// elsewhere.
 func (s *session) give() (*dataFile, error) {
 	if s.Model == "" {
 		return giveFile(s.File, s.Quick)
@@ -70,18 +71,18 @@ func (s *session) give() (*dataFile, error) {
 		return nil, err
 	}
 	if !st.Mode().IsRegular() {
-		return nil, fmt.Errorf("--model %s: it is no regular file", s.File)
+		return nil, fmt.Errorf("--model %s: it is not a regular file", s.File)
 	}
 	if err := isSafetensors(s.File, st.Size()); err != nil {
-		return nil, fmt.Errorf("--model %s: it is no safetensors file: %w", s.File, err)
+		return nil, fmt.Errorf("--model %s: it is not a safetensors file: %w", s.File, err)
 	}
 	d := &dataFile{name: filepath.Base(s.File), path: s.File, whole: st.Size(), size: st.Size()}
 	d.given, err = stampOf(s.File)
 	return d, err
 }
 
-// isSafetensors fails where a file of that size does not begin with the length of a header and a header. The loaders
-// judge the rest.
+// isSafetensors fails if a file of that size does not begin with the length of a header, and a header. The loaders
+// check the rest.
 func isSafetensors(path string, size int64) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -98,17 +99,17 @@ func isSafetensors(path string, size int64) error {
 	return nil
 }
 
-// giveFile looks at the user's file.
+// giveFile opens the user's file and computes its checksums.
 func giveFile(path string, quick bool) (*dataFile, error) {
 	st, err := os.Stat(path)
 	if err != nil {
 		return nil, fmt.Errorf("--file: %w", err)
 	}
 	if !st.Mode().IsRegular() {
-		return nil, fmt.Errorf("--file %s: it is no regular file", path)
+		return nil, fmt.Errorf("--file %s: it is not a regular file", path)
 	}
 	if st.Size() < leastOfFile {
-		return nil, fmt.Errorf("--file %s: it has %d bytes, and less than %d say nothing", path, st.Size(), leastOfFile)
+		return nil, fmt.Errorf("--file %s: it has %d bytes; at least %d are needed", path, st.Size(), leastOfFile)
 	}
 	d := &dataFile{name: filepath.Base(path), path: path, whole: st.Size(),
 		size: min(st.Size(), mostOfFile) &^ (pageSize - 1)}
@@ -124,10 +125,10 @@ func giveFile(path string, quick bool) (*dataFile, error) {
 	return d, d.unchanged()
 }
 
-// errChanged says that what was measured is not to be trusted.
-var errChanged = errors.New("it was changed by somebody while it was measured, so the row is worth nothing; run it when nobody writes the file")
+// errChanged says that a measurement cannot be trusted.
+var errChanged = errors.New("it was changed while it was measured, so the row is invalid; run it while no program writes the file")
 
-// unchanged fails if the user's file is not what it was.
+// unchanged fails if the user's file has changed.
 func (d *dataFile) unchanged() error {
 	if d.given == nil {
 		return nil
@@ -139,8 +140,8 @@ func (d *dataFile) unchanged() error {
 	return err
 }
 
-// newFile makes a file of that name and size in each of the places, until the group ends. Where the user gave a file,
-// it is that.
+// newFile makes a file of that name and size in each of the places, until the group ends. If the user gave a file,
+// newFile returns that.
 func (s *session) newFile(name string, size int64, places ...*place) (*dataFile, error) {
 	d := s.given
 	if d == nil {
@@ -163,7 +164,7 @@ func (s *session) newFile(name string, size int64, places ...*place) (*dataFile,
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// fill is fill for a file of the session's.
+// fill is fill for a file of the session.
 func (s *session) fill(path string, n int64) (sums []uint32, err error) {
 	if s.listing {
 		return nil, nil
@@ -174,7 +175,7 @@ func (s *session) fill(path string, n int64) (sums []uint32, err error) {
 	return sums, nil
 }
 
-// fill makes a file of n bytes, which do not compress or repeat, and brings it to the disk. It returns their checksums.
+// fill makes a file of n bytes that do not compress or repeat, and writes it to the disk. It returns the checksums.
 func fill(path string, n int64) (sums []uint32, err error) {
 	f, err := os.Create(path)
 	if err != nil {
@@ -185,7 +186,7 @@ func fill(path string, n int64) (sums []uint32, err error) {
 	rnd := rand.NewChaCha8([32]byte{7})
 	for at := int64(0); at < n; at += int64(len(block)) {
 		part := block[:min(int64(len(block)), n-at)]
-		_, _ = rnd.Read(part) // it never fails
+		_, _ = rnd.Read(part) // never fails
 		sums = appendSums(sums, part)
 		if _, err := f.Write(part); err != nil {
 			return nil, err
@@ -194,7 +195,7 @@ func fill(path string, n int64) (sums []uint32, err error) {
 	return sums, f.Sync()
 }
 
-// appendSums adds the checksums of the pages of p, of which the last may be short.
+// appendSums adds the checksums of the pages of p. The last page may be short.
 func appendSums(sums []uint32, p []byte) []uint32 {
 	for part := range slices.Chunk(p, pageSize) {
 		sums = append(sums, crc32.Checksum(part, castagnoli))
@@ -202,7 +203,7 @@ func appendSums(sums []uint32, p []byte) []uint32 {
 	return sums
 }
 
-// agrees fails if a place shows anything of a file but what the backing file has.
+// agrees fails if a place shows other bytes than the backing file has.
 func (p *place) agrees(d *dataFile) error {
 	mine, err := checksums(p.path(d.name), d.size)
 	if err != nil {
@@ -234,19 +235,19 @@ func checksums(path string, n int64) (sums []uint32, err error) {
 	return sums, nil
 }
 
-// verify fails if p is not what the file has from the page at off on.
+// verify fails if p differs from the file, starting with the page at off.
 func (d *dataFile) verify(p []byte, off int64) error {
 	first := off / pageSize
 	for i, sum := range appendSums(nil, p) {
 		if sum != d.sums[first+int64(i)] {
-			return errors.Join(d.unchanged(), fmt.Errorf("page %d of %s was read with bytes that the file has not",
+			return errors.Join(d.unchanged(), fmt.Errorf("page %d of %s was read with bytes that the file does not have",
 				first+int64(i), d.name))
 		}
 	}
 	return nil
 }
 
-// checkBytes fails if what a place shows is not what the file has.
+// checkBytes fails if a place shows other bytes than the file has.
 func (d *dataFile) checkBytes(p *place) error {
 	sums, err := checksums(p.path(d.name), d.size)
 	if err != nil {
@@ -254,14 +255,14 @@ func (d *dataFile) checkBytes(p *place) error {
 	}
 	for i := range sums {
 		if sums[i] != d.sums[i] {
-			return errors.Join(d.unchanged(), fmt.Errorf("page %d of %s is not what the file has", i, p.path(d.name)))
+			return errors.Join(d.unchanged(), fmt.Errorf("page %d of %s differs from the file", i, p.path(d.name)))
 		}
 	}
 	return nil
 }
 
-// reading makes a side of one that reads the file: check is done in the same state, and compares bytes; a file of the
-// user's that changed is an error.
+// reading turns a side into one that reads the file. check compares bytes in the same state. If the user's file has
+// changed, that is an error.
 func (d *dataFile) reading(x rows.Side, check func(ctx context.Context) error) rows.Side {
 	measure := x.Measure
 	x.Measure = func(ctx context.Context) (float64, error) {
@@ -282,7 +283,7 @@ func (d *dataFile) reading(x rows.Side, check func(ctx context.Context) error) r
 	return x
 }
 
-// mapped maps the file onto a device of a mount for reading, until the group ends.
+// mapped maps the file on a device of a mount for reading, until the group ends.
 func (d *dataFile) mapped(p *place, device int, options ...gaiafs.Option) (*gaiafs.Mapping, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -296,7 +297,7 @@ func (d *dataFile) mapped(p *place, device int, options ...gaiafs.Option) (*gaia
 	defer f.Close()
 	m, err := gaiafs.Map(f, 0, d.size, gaiafs.ProtRead, device, append(options, gaiafs.Stays())...)
 	if isFull(err) {
-		return nil, rows.Impossible{Reason: fmt.Sprintf("%d MiB have no room on a device: %v", d.size>>20, err)}
+		return nil, rows.Impossible{Reason: fmt.Sprintf("%d MiB do not fit on a device: %v", d.size>>20, err)}
 	}
 	if err != nil {
 		return nil, err
@@ -318,7 +319,7 @@ func (d *dataFile) letGo() {
 	d.held = nil
 }
 
-// onDevice returns the share of the file's pages that a device has and that are up to date there.
+// onDevice returns which share of the file's pages is on a device and up to date there.
 func (d *dataFile) onDevice(p *place, device int) (float64, error) {
 	st, err := p.status()
 	if err != nil {

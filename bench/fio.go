@@ -20,11 +20,11 @@ import (
 //go:embed fio/*.fio
 var jobFiles embed.FS
 
-// fioWork is one workload of fio's.
+// fioWork is one workload of fio.
 type fioWork struct {
 	// pattern is the name of a job file.
 	pattern string
-	// block is the bytes of one read or write.
+	// block is the size of one read or write in bytes.
 	block int64
 	jobs  int
 	state state
@@ -38,7 +38,7 @@ func (w *fioWork) String() string {
 	return fmt.Sprintf("%s %s %s %s", w.pattern, blockText(w.block), w.state, jobs)
 }
 
-// blockText writes a size that is whole KiB or MiB.
+// blockText formats a size in whole KiB or MiB.
 func blockText(n int64) string {
 	if n >= 1<<20 {
 		return fmt.Sprintf("%d MiB", n>>20)
@@ -54,21 +54,21 @@ func (w *fioWork) labels() map[string]string {
 		"jobs": strconv.Itoa(w.jobs), "state": string(w.state)}
 }
 
-// fio is the program, and what all workloads of a session share.
+// fio runs fio. It holds what all workloads of a session share.
 type fio struct {
 	session *session
 	program string
 	jobDir  string
-	// runtime is how long a workload takes that can go on as long as it likes, few how many bytes of random pages are a
-	// moment's work for a disk.
+	// runtime is the duration of a workload that can run for any time. few is how many bytes of random pages a disk
+	// serves in a moment.
 	runtime time.Duration
 	few     int64
 }
 
-// fioHint is what there is to do where fio is missing.
+// fioHint says how to get fio.
 const fioHint = "fio is not installed: `apt-get install fio` or `dnf install fio`"
 
-// newFio looks for fio and lays out the job files.
+// newFio looks for fio and writes the job files.
 func newFio(s *session) (*fio, error) {
 	if s.listing {
 		return &fio{session: s}, nil
@@ -88,7 +88,7 @@ func newFio(s *session) (*fio, error) {
 	return x, os.CopyFS(s.dir, jobFiles)
 }
 
-// side has fio do w on the file d of p.
+// side makes the side that runs w with fio on the file d of p.
 func (x *fio) side(p *place, d *dataFile, w fioWork) rows.Side {
 	side := rows.Side{
 		Name:    p.name,
@@ -102,16 +102,16 @@ func (x *fio) side(p *place, d *dataFile, w fioWork) rows.Side {
 	return d.reading(side, func(context.Context) error { return d.checkBytes(p) })
 }
 
-// fits reports whether every job has a block at least.
+// fits reports whether every job has at least one block.
 func (w *fioWork) fits(d *dataFile) bool { return d.size/int64(w.jobs) >= w.block }
 
-// part is how many bytes of the file each job has.
+// part returns how many bytes of the file each job has.
 func (w *fioWork) part(d *dataFile) int64 { return d.size / int64(w.jobs) / w.block * w.block }
 
 // measure returns the MB (10^6 bytes) per second that fio reports.
 func (x *fio) measure(ctx context.Context, p *place, d *dataFile, w fioWork) (float64, error) {
-	// What the host has may be gone through as often as the time allows. A cold file is only cold once; of random pages
-	// so many are read or written as take a moment.
+	// A host-warm file may be read again and again for the whole time. A cold file is cold only once. Of random pages,
+	// only as many are used as a disk serves in a moment.
 	amount, timeBased, limit := w.part(d), 1, x.runtime
 	if w.state != hostWarm {
 		timeBased, limit = 0, 5*time.Second
@@ -132,10 +132,10 @@ func (x *fio) measure(ctx context.Context, p *place, d *dataFile, w fioWork) (fl
 	return rate / 1e6, nil
 }
 
-// verifyBytes is how much is written and read back to see that bytes are right.
+// verifyBytes is how many bytes are written and read back for verification.
 const verifyBytes = 8 << 20
 
-// verify has fio write, read back and compare, and compares what the mount shows with what is in the backing file.
+// verify makes fio write, read back and compare, and compares the mount with the backing file.
 func (x *fio) verify(ctx context.Context, p *place, d *dataFile, w fioWork) error {
 	few := w
 	few.jobs = min(w.jobs, int(max(verifyBytes/w.block, 1)))
@@ -146,13 +146,13 @@ func (x *fio) verify(ctx context.Context, p *place, d *dataFile, w fioWork) erro
 	if p.home() == p.path() {
 		return nil
 	}
-	if err := dropPages(p.path(d.name)); err != nil { // sync comes first
+	if err := dropPages(p.path(d.name)); err != nil { // dropPages syncs first
 		return err
 	}
 	return p.agrees(d)
 }
 
-// run has fio carry out a job file and returns its report.
+// run runs a job file with fio and returns its report.
 func (x *fio) run(ctx context.Context, p *place, d *dataFile, w fioWork, job string,
 	variables ...string) ([]byte, error) {
 	args := []string{"--output-format=json"}
@@ -163,7 +163,7 @@ func (x *fio) run(ctx context.Context, p *place, d *dataFile, w fioWork, job str
 	cmd.Dir = x.jobDir
 	cmd.WaitDelay = 5 * time.Second
 	cmd.Env = append(os.Environ(),
-		// To fio a colon in a name separates two.
+		// fio treats a colon in a name as a separator.
 		"FILE="+strings.ReplaceAll(p.path(d.name), ":", `\:`),
 		fmt.Sprintf("BS=%d", w.block), fmt.Sprintf("SIZE=%d", w.part(d)), fmt.Sprintf("STEP=%d", w.part(d)),
 		fmt.Sprintf("JOBS=%d", w.jobs))
@@ -179,8 +179,8 @@ func (x *fio) run(ctx context.Context, p *place, d *dataFile, w fioWork, job str
 	return out.Bytes(), nil
 }
 
-// fioRate returns the bytes per second, of reads and writes together, in fio's JSON output. What comes before the
-// document, which fio begins with its warnings, is passed over.
+// fioRate returns the bytes per second in fio's JSON output, reads and writes together. It skips fio's warnings before
+// the JSON.
 func fioRate(out []byte) (float64, error) {
 	start := bytes.IndexByte(out, '{')
 	if start < 0 {

@@ -9,7 +9,7 @@ import (
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 )
 
-// The dimensions of the comparison.
+// Dimensions of the comparison.
 var (
 	fioPatterns = []string{"read", "randread", "write", "randwrite"}
 	fioBlocks   = []int64{4 << 10, 128 << 10, 1 << 20, 4 << 20}
@@ -17,13 +17,14 @@ var (
 	fioStates   = []state{cold, hostWarm, deviceCached}
 )
 
-// fioSize is the size of the files, a multiple of what the most jobs need for one of the largest blocks.
+// fioSize is the size of the files. It is a multiple of what the largest number of jobs needs for one block of the
+// largest size.
 const fioSize, fioSizeQuick = 128 << 20, 64 << 20
 
-// fioWorkloads returns every combination, or with quick those that tell most. Those that need a device come last: the
-// file is mapped from then on.
+// fioWorkloads returns every combination, or with quick the most informative ones. Those that need a device come last,
+// because the file is mapped from then on.
 func fioWorkloads(quick bool) (all []fioWork) {
-	if quick { // fio takes a third of a second to begin and end, so these are few
+	if quick { // fio takes a third of a second to start and end, so there are few of these
 		return []fioWork{
 			{"read", 1 << 20, 1, hostWarm}, {"randread", 4 << 10, 1, hostWarm}, {"randread", 4 << 10, 16, hostWarm},
 			{"write", 4 << 10, 1, hostWarm}, {"write", 1 << 20, 1, hostWarm}, {"randwrite", 4 << 10, 1, hostWarm},
@@ -43,7 +44,7 @@ func fioWorkloads(quick bool) (all []fioWork) {
 	return all
 }
 
-// targets are those of docs/bench.md.
+// targets are the targets in docs/bench.md.
 func (w *fioWork) targets() []rows.Target {
 	list := []rows.Target{{Against: placeLoopback, Limit: 1}, {Against: placeLoopback1M, Limit: 1}}
 	switch {
@@ -93,7 +94,7 @@ func fioRows(_ context.Context, s *session) ([]rows.Row, error) {
 	for _, w := range fioWorkloads(s.Quick) {
 		d := files[w.writes()]
 		if d == nil {
-			continue // the user's file is not written to
+			continue // the user's file is never written to
 		}
 		r := rows.Row{Group: "fio", Name: w.String(), Labels: w.labels(), Unit: rows.MBPerSecond, Targets: w.targets()}
 		switch {
@@ -128,7 +129,7 @@ func fioRows(_ context.Context, s *session) ([]rows.Row, error) {
 	return append(list, mapped...), err
 }
 
-// writeBackRows are about a mount whose writes the kernel keeps and sends later.
+// writeBackRows are about a mount for which the kernel caches writes and sends them later.
 func (x *fio) writeBackRows(places []*place) ([]rows.Row, error) {
 	s := x.session
 	p, err := s.place(placeWriteBack)
@@ -138,7 +139,7 @@ func (x *fio) writeBackRows(places []*place) ([]rows.Row, error) {
 	size := int64(fioSizeQuick)
 	skip := ""
 	if p.passes() {
-		skip = "the files pass through (--gpus " + s.GPUs + "), so the kernel keeps no writes for --write-back"
+		skip = "the files pass through (--gpus " + s.GPUs + "), so the kernel caches no writes for --write-back"
 	}
 	sides := append([]*place{p}, places[1:]...)
 	d, err := s.newFile("fio-late.dat", size, sides...)
@@ -168,8 +169,8 @@ func (x *fio) writeBackRows(places []*place) ([]rows.Row, error) {
 	return list, nil
 }
 
-// mappedRows compare a file that a device maps for writing, so that every request consults the page cache. skip is why
-// they cannot, if it is not empty.
+// mappedRows compare a file that a device maps for writing, so that every request consults the page cache. skip, if not
+// empty, says why these rows cannot run.
 func (x *fio) mappedRows(places []*place, skip string) ([]rows.Row, error) {
 	s := x.session
 	d, err := s.newFile("fio-mapped.dat", fioSizeQuick, places...)
@@ -206,7 +207,7 @@ func (x *fio) mappedRows(places []*place, skip string) ([]rows.Row, error) {
 			r.Labels["mapped"] = "writable"
 			for i, p := range places {
 				side := x.side(p, d, w)
-				side.Check = nil // rows that write come between, and the same workloads are checked above
+				side.Check = nil // writing rows come in between, and the same workloads are checked above
 				if warm := side.Prepare; i == 0 {
 					side.Prepare = func(ctx context.Context) error {
 						if err := keep(); err != nil {

@@ -9,26 +9,26 @@ import (
 	"github.com/gaiafs/gaiafs/bench/rows"
 )
 
-// group is a set of rows that share what they run on.
+// group is a set of rows that share files and mounts.
 type group struct {
 	name string
-	// about is the group in a line.
+	// about describes the group in one line.
 	about string
-	// rows makes the rows when the group's turn comes; rows.Impossible leaves the group out, with the reason in the
-	// table.
+	// rows makes the rows when the group's turn comes. If it fails with rows.Impossible, the table has the reason
+	// instead of the group.
 	rows func(ctx context.Context, s *session) ([]rows.Row, error)
-	// reads says that the rows, or some of them, can read a file of the user's.
+	// reads says that some of the rows can read a user's file.
 	reads bool
-	// share is the part of the time that the group gets with Quick, in seconds where all groups run.
+	// share is the group's part of the time with Quick: its seconds if all groups run.
 	share int
-	// room and quickRoom are the bytes that the files take, in MiB.
+	// room and quickRoom are how much space the files need, in MiB.
 	room, quickRoom int64
 }
 
-// groups are all there are, in the order in which they run.
+// groups lists all groups in the order in which they run.
 var groups = []group{
 	{
-		name: "merge", about: "merging a page that several wrote",
+		name: "merge", about: "merging a page with several writers",
 		rows: mergeRows, share: 1,
 	},
 	{
@@ -36,7 +36,7 @@ var groups = []group{
 		rows: modifiedRows, share: 3,
 	},
 	{
-		name: "state", about: "host memory that versions and page states take",
+		name: "state", about: "host memory for versions and page states",
 		rows: stateRows, share: 2,
 	},
 	{
@@ -48,7 +48,7 @@ var groups = []group{
 		rows: evictRows, share: 2, room: 100, quickRoom: 100,
 	},
 	{
-		name: "sharing", about: "a CPU and a device program that write the same pages",
+		name: "sharing", about: "a CPU and a device program writing the same pages",
 		rows: sharingRows, share: 5, room: 600, quickRoom: 70,
 	},
 	{
@@ -56,11 +56,11 @@ var groups = []group{
 		rows: fioRows, share: 50, reads: true, room: 1700, quickRoom: 900,
 	},
 	{
-		name: "cached", about: "CPU reads of a file of which a part is on a device (thesis, figure 6.1)",
+		name: "cached", about: "CPU reads of a file that is partly on a device (thesis, figure 6.1)",
 		rows: cachedRows, share: 15, reads: true, room: 1100, quickRoom: 160,
 	},
 	{
-		name: "versions", about: "what many devices cost programs on the CPU",
+		name: "versions", about: "the cost of many devices for CPU programs",
 		rows: versionRows, share: 7, room: 60, quickRoom: 20,
 	},
 	{
@@ -81,7 +81,7 @@ var groups = []group{
 	},
 }
 
-// List writes the names of the groups, and what they are about.
+// List prints the names of the groups and what they are about.
 func List(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	for _, g := range groups {

@@ -10,7 +10,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// mergeRows asks how long merging a page takes.
+// mergeRows measure the time to merge a page.
 func mergeRows(_ context.Context, s *session) ([]rows.Row, error) {
 	n := 200_000
 	if s.Quick {
@@ -37,7 +37,7 @@ func mergeRows(_ context.Context, s *session) ([]rows.Row, error) {
 func us(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
 func ms(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e6 }
 
-// modifiedRows asks how long finding the modified pages takes.
+// modifiedRows measure the time to find the modified pages.
 func modifiedRows(ctx context.Context, s *session) ([]rows.Row, error) {
 	size := int64(1 << 30)
 	if s.Quick {
@@ -71,10 +71,10 @@ func modifiedRows(ctx context.Context, s *session) ([]rows.Row, error) {
 	}}, nil
 }
 
-// stateDevices is the number of devices for which the limits of memory were set.
+// stateDevices is the number of devices to which the targets for memory apply.
 const stateDevices = 8
 
-// stateRows asks how much memory versions and page states take.
+// stateRows measure the memory of versions and page states.
 func stateRows(_ context.Context, s *session) ([]rows.Row, error) {
 	agreeing, scrambled := page.Index(1<<30>>page.Shift), page.Index(16<<10)
 	if s.Quick {

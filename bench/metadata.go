@@ -12,18 +12,18 @@ import (
 	"github.com/gaiafs/gaiafs/bench/rows"
 )
 
-// nameSet is a directory of empty files that jobs work on, each on files of its own.
+// nameSet is a directory of empty files. Each of several jobs works on files of its own.
 type nameSet struct {
 	dir   string
 	jobs  int
-	files int // of each job
+	files int // per job
 }
 
 func (n *nameSet) path(letter string, job, file int) string {
 	return filepath.Join(n.dir, fmt.Sprintf("%s%d-%d", letter, job, file))
 }
 
-// each has every job call fn for its files, all jobs at once, and returns how long that took.
+// each makes every job call fn for its files, all jobs at once, and returns how long that took.
 func (n *nameSet) each(ctx context.Context, fn func(job, file int) error) (time.Duration, error) {
 	errs := make([]error, n.jobs)
 	var wg sync.WaitGroup
@@ -41,12 +41,12 @@ func (n *nameSet) each(ctx context.Context, fn func(job, file int) error) (time.
 	return time.Since(start), errors.Join(errs...)
 }
 
-// empty leaves the directory without files.
+// empty removes all files of the directory.
 func (n *nameSet) empty() error {
 	return errors.Join(os.RemoveAll(n.dir), os.Mkdir(n.dir, 0o755))
 }
 
-// full leaves it with all of them.
+// full makes all files of the directory.
 func (n *nameSet) full(ctx context.Context) error {
 	if err := n.empty(); err != nil {
 		return err
@@ -63,7 +63,7 @@ func (n *nameSet) create(job, file int) error {
 	return f.Close()
 }
 
-// count fails if the directory has not so many entries with names that begin with letter.
+// count fails unless the directory has want entries, with names that begin with letter.
 func (n *nameSet) count(letter string, want int) error {
 	entries, err := os.ReadDir(n.dir)
 	if err != nil {
@@ -75,12 +75,12 @@ func (n *nameSet) count(letter string, want int) error {
 		}
 	}
 	if len(entries) != want {
-		return fmt.Errorf("%s has %d entries and not %d", n.dir, len(entries), want)
+		return fmt.Errorf("%s has %d entries instead of %d", n.dir, len(entries), want)
 	}
 	return nil
 }
 
-// metadataRows measure operations on names: one directory of empty files, by one job and by many.
+// metadataRows measure operations on names: one directory of empty files, with one job and with many.
 func metadataRows(_ context.Context, s *session) ([]rows.Row, error) {
 	places, err := s.threePlaces()
 	if err != nil {
@@ -109,7 +109,7 @@ type nameOperation struct {
 	name    string
 	prepare func(ctx context.Context, n *nameSet) error
 	once    func(n *nameSet, job, file int) error
-	// left is the letter that the names begin with afterwards, "" where none are left.
+	// left is the first letter of the names that exist afterwards, or "" if none exist.
 	left string
 }
 
@@ -117,7 +117,7 @@ func nameOperations() []nameOperation {
 	full := func(ctx context.Context, n *nameSet) error { return n.full(ctx) }
 	cold := func(ctx context.Context, n *nameSet) error { return errors.Join(n.full(ctx), dropNames()) }
 	stat := func(n *nameSet, job, file int) error { _, err := os.Lstat(n.path("f", job, file)); return err }
-	// A job lists the directory once, not once a file; an entry counts as an operation.
+	// A job lists the directory once, not once per file. Each entry counts as an operation.
 	list := func(n *nameSet, _, file int) error {
 		if file > 0 {
 			return nil
@@ -137,7 +137,7 @@ func nameOperations() []nameOperation {
 	}
 }
 
-// row compares the places. files is how many there are for all jobs together.
+// row compares the places. files is the number of files of all jobs together.
 func (o nameOperation) row(places []*place, jobs, files int) rows.Row {
 	name := o.name + ", 1 job"
 	if jobs > 1 {
@@ -149,7 +149,7 @@ func (o nameOperation) row(places []*place, jobs, files int) rows.Row {
 		n := &nameSet{dir: p.path("names"), jobs: jobs, files: files / jobs}
 		entries := jobs * n.files
 		if o.name == "readdir" || o.name == "readdir, cold" {
-			entries *= jobs // every job sees all of them
+			entries *= jobs // every job sees all files
 		}
 		r.Sides = append(r.Sides, rows.Side{
 			Name:    p.name,

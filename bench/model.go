@@ -20,13 +20,13 @@ import (
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 )
 
-// modelGroup is the group of --model. It runs only where that is given, and then alone.
+// modelGroup is the group of --model. It runs only if that flag is given, and then alone.
 const modelGroup = "model"
 
-// sideSafetensors is what gaiafs is compared with in the model's rows.
+// sideSafetensors is the other side in the model's rows.
 const sideSafetensors = "safetensors"
 
-// The names of the model's rows begin so.
+// Beginnings of the names of the model's rows.
 const (
 	modelCold   = "load, cold"
 	modelWarm   = "load, host-warm"
@@ -34,7 +34,7 @@ const (
 	modelRun    = "run"
 )
 
-// modelProgram loads weights and computes with them.
+// modelProgram is the program that loads weights and computes with them.
 //
 //go:embed model.py
 var modelProgram string
@@ -42,10 +42,10 @@ var modelProgram string
 // loader is a Python process that carries out orders.
 type loader struct {
 	cmd  *exec.Cmd
-	said bytes.Buffer // its standard error; to be read when it has ended
+	said bytes.Buffer // its standard error; read it only after the process has ended
 	in   *json.Encoder
 	out  *json.Decoder
-	// how and path say what it loads.
+	// how and path say what it loads, and by which library.
 	how, path string
 }
 
@@ -58,15 +58,15 @@ type loaderAnswer struct {
 	Took    time.Duration
 	Sum     uint32
 	Err     string
-	Full    bool   // Err says that a device has no room
-	Missing string // what is not installed
+	Full    bool   // Err says that a device has no memory
+	Missing string // a package that is not installed
 }
 
-// startLoader starts a Python process on the first device of a mount, whose UUID is given, or on an emulated one.
+// startLoader starts a Python process for the first device of a mount. uuid identifies it; "" means an emulated device.
 func (s *session) startLoader(ctx context.Context, how, path, uuid string) (*loader, error) {
 	l := &loader{cmd: exec.CommandContext(ctx, s.Python, "-c", modelProgram), how: how, path: path}
 	l.cmd.Stderr = &l.said
-	// It ends where the bench is killed, and not by the Ctrl-C that ends the bench.
+	// It ends if bench is killed, but not by the Ctrl-C that ends bench.
 	l.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	in, err := l.cmd.StdinPipe()
 	if err != nil {
@@ -90,7 +90,7 @@ func (s *session) startLoader(ctx context.Context, how, path, uuid string) (*loa
 	return l, err
 }
 
-// ask has the process carry out an order.
+// ask makes the process carry out an order.
 func (l *loader) ask(o loaderOrder) (a loaderAnswer, err error) {
 	o.How, o.Path = l.how, l.path
 	if err = l.in.Encode(o); err == nil {
@@ -99,7 +99,7 @@ func (l *loader) ask(o loaderOrder) (a loaderAnswer, err error) {
 	switch {
 	case err != nil:
 		_ = l.cmd.Process.Kill()
-		_ = l.cmd.Wait() // so that all it said is there
+		_ = l.cmd.Wait() // so that said is complete
 		lines := strings.Split(strings.TrimSpace(l.said.String()), "\n")
 		return a, fmt.Errorf("the Python process ended: %s", lines[len(lines)-1])
 	case a.Missing != "":
@@ -112,16 +112,16 @@ func (l *loader) ask(o loaderOrder) (a loaderAnswer, err error) {
 	return a, nil
 }
 
-// model is the file of --model, and who loads it.
+// model is the file of --model, and the processes that load it.
 type model struct {
 	s              *session
 	mount, backing *place
-	// first and second load by gaiafs, other by safetensors.
+	// first and second load with gaiafs, other with safetensors.
 	first, second, other *loader
-	sum                  *uint32 // of the weights, as the first that was asked has them
+	sum                  *uint32 // of the weights, from the first loader that was asked
 }
 
-// modelRows compare with safetensors how long it takes until a model's weights are there, and to compute with them.
+// modelRows compare with safetensors how long a model takes to load and to compute with.
 func modelRows(ctx context.Context, s *session) ([]rows.Row, error) {
 	m := &model{s: s}
 	var err error
@@ -160,7 +160,7 @@ func modelRows(ctx context.Context, s *session) ([]rows.Row, error) {
 	}, nil
 }
 
-// side is the name of the loader's side; nil stands for any while rows are listed.
+// side returns the name of the loader's side. nil stands for any loader while rows are listed.
 func (l *loader) side() string {
 	if l == nil || l.how != sideSafetensors {
 		return placeGaiafs
@@ -188,8 +188,8 @@ func (m *model) start(ctx context.Context) (err error) {
 	return nil
 }
 
-// prepare has nobody hold weights, no device hold the file, and the host's memory hold it or not. Then the loaders
-// before load it.
+// prepare makes all processes drop the weights, evicts the file from devices, and puts it into the host's memory or
+// removes it from there. Then the loaders in before load it.
 func (m *model) prepare(ctx context.Context, st state, p *place, before ...*loader) error {
 	for _, l := range []*loader{m.first, m.second, m.other} {
 		if _, err := l.ask(loaderOrder{Do: "drop"}); err != nil {
@@ -217,7 +217,7 @@ func (m *model) prepare(ctx context.Context, st state, p *place, before ...*load
 
 func (m *model) load(l *loader) func(context.Context) (float64, error) { return m.measure(l, "load") }
 
-// measure has a loader carry out an order, and returns the milliseconds that it took.
+// measure makes a loader carry out an order, and returns how many milliseconds that took.
 func (m *model) measure(l *loader, do string) func(context.Context) (float64, error) {
 	return func(context.Context) (float64, error) {
 		a, err := l.ask(loaderOrder{Do: do})
@@ -228,7 +228,7 @@ func (m *model) measure(l *loader, do string) func(context.Context) (float64, er
 	}
 }
 
-// check fails where a loader has other weights than the first that was asked.
+// check fails if a loader has other weights than the first one that was asked.
 func (m *model) check(l *loader) func(context.Context) error {
 	return func(context.Context) error {
 		a, err := l.ask(loaderOrder{Do: "checksum"})
@@ -239,13 +239,13 @@ func (m *model) check(l *loader) func(context.Context) error {
 			m.sum = &a.Sum
 		}
 		if a.Sum != *m.sum {
-			return fmt.Errorf("%s loaded other bytes than the one before", l.how)
+			return fmt.Errorf("%s loaded other bytes than the loader before it", l.how)
 		}
 		return nil
 	}
 }
 
-// modelVerdict says in plain words how a model's rows came out.
+// modelVerdict describes the results of a model's rows in sentences.
 func modelVerdict(list []rows.Result) (words []string) {
 	row := func(name string) *rows.Result {
 		i := slices.IndexFunc(list, func(r rows.Result) bool {
@@ -257,9 +257,9 @@ func modelVerdict(list []rows.Result) (words []string) {
 		return &list[i]
 	}
 	for _, of := range []struct{ name, begins string }{
-		{modelCold, "From the disk, the model is there after "},
-		{modelWarm, "From the host's page cache, it is there after "},
-		{modelSecond, "A second process, while the first has it, has it after "},
+		{modelCold, "From the disk, the model is loaded after "},
+		{modelWarm, "From the host's page cache, it is loaded after "},
+		{modelSecond, "A second process, while the first one has the model, loads it in "},
 		{modelRun, "A pass over all weights takes "},
 	} {
 		if r := row(of.name); r != nil {
@@ -275,7 +275,7 @@ func modelVerdict(list []rows.Result) (words []string) {
 	return words
 }
 
-// speed says how a ratio of speeds is to be read.
+// speed describes a ratio of speeds.
 func speed(ratio float64) string {
 	switch {
 	case ratio >= 1.05:

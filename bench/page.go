@@ -19,12 +19,12 @@ var pageText string
 
 var pageTemplate = template.Must(template.New("page").Parse(pageText))
 
-// document is what the template shows.
+// document is the data of the template.
 type document struct {
 	Started, Duration, Version, Machine, Command, Ended, Targets string
 	Rounds                                                       int
 	Devices, Head                                                []string
-	// Verdict says in words what came of it, and what it does not say.
+	// Verdict says in sentences what the results mean, and what they do not show.
 	Verdict  []string
 	Sections []section
 }
@@ -43,10 +43,10 @@ type charts struct {
 	Pictures     []template.HTML
 }
 
-// drawn takes a chart for what it is: SVG of our own, in which every text is escaped.
+// drawn marks a chart as safe HTML: it is our own SVG, in which every text is escaped.
 func drawn(svg string) template.HTML { return template.HTML(svg) }
 
-// writePage writes the report as a page that needs nothing but itself.
+// writePage writes the report as a self-contained page.
 func writePage(w io.Writer, r *rows.Report) error {
 	misses, all := r.Failures()
 	p := document{
@@ -94,7 +94,7 @@ func sectionOf(list []rows.Result) section {
 	return s
 }
 
-// ratioChart shows how every first side stands to the others.
+// ratioChart shows the ratio of each first side to the other sides.
 func ratioChart(list []rows.Result) template.HTML {
 	c := plot.Ratios{Title: list[0].Group + ": ratios"}
 	for _, row := range list {
@@ -121,10 +121,10 @@ func ratioChart(list []rows.Result) template.HTML {
 	return drawn(c.SVG())
 }
 
-// classes are the colours of verdicts.
+// classes are the style classes of verdicts.
 var classes = map[rows.Verdict]string{rows.Met: "met", rows.Even: "even", rows.Missed: "missed", rows.NoTarget: "even"}
 
-// sideColour is the colour of a side wherever it is shown.
+// sideColour returns the colour of a side, which is the same in all charts.
 func sideColour(name string) int {
 	for i, n := range []string{placeGaiafs, placeLoopback, placeLoopback1M, placeBacking} {
 		if name == n {
@@ -134,7 +134,7 @@ func sideColour(name string) int {
 	return 4
 }
 
-// valued makes a point of a side's values, and related one of a ratio.
+// valued makes a point of a side's values; related makes one of a ratio.
 func valued(x int, row *rows.Result, side *rows.SideResult) plot.Point {
 	s := side.Summary
 	return plot.Point{X: x, Y: s.Median, Low: s.Q1, High: s.Q3, Title: fmt.Sprintf("%s, %s: %s %s (%s–%s)", row.Name,
@@ -147,7 +147,7 @@ func related(x int, row *rows.Result, r *rows.Summary) plot.Point {
 		Title: fmt.Sprintf("%s: %.2f (%.2f–%.2f)", row.Name, r.Median, r.Q1, r.Q3)}
 }
 
-// index returns where a word is in list, adding it where it is new.
+// index returns the index of a word in list, and appends the word if it is new.
 func index(list *[]string, word string) int {
 	i := slices.Index(*list, word)
 	if i < 0 {
@@ -157,7 +157,7 @@ func index(list *[]string, word string) int {
 	return i
 }
 
-// add puts a point into the series of that name, which is made where it is new.
+// add adds a point to the series of that name, and makes the series if it is new.
 func add(c *plot.Lines, name string, colour int, p plot.Point) {
 	i := slices.IndexFunc(c.Series, func(s plot.Series) bool { return s.Name == name })
 	if i < 0 {
@@ -169,7 +169,7 @@ func add(c *plot.Lines, name string, colour int, p plot.Point) {
 
 // fioCharts have one picture for each pattern and number of jobs, over the size of a request.
 func fioCharts(list []rows.Result) (all []charts) {
-	var blocks []string // those there are
+	var blocks []string // the block sizes that occur
 	for _, b := range fioBlocks {
 		label := strconv.FormatInt(b, 10)
 		if slices.ContainsFunc(list, func(r rows.Result) bool {
@@ -217,9 +217,9 @@ func fioCharts(list []rows.Result) (all []charts) {
 }
 
 var stateWords = map[state]string{
-	cold:         "The bytes are on the disk only.",
+	cold:         "The bytes are only on the disk.",
 	hostWarm:     "The bytes are in the host's memory.",
-	deviceCached: "For gaiafs the bytes are on a device, and on the disk; for the others on the disk only.",
+	deviceCached: "For gaiafs the bytes are on a device and on the disk, for the others only on the disk.",
 }
 
 // cachedCharts are figure 6.1 of the thesis.
@@ -231,7 +231,7 @@ func cachedCharts(list []rows.Result) []charts {
 		}
 	}
 	slices.SortFunc(ticks, func(a, b string) int { return len(a)*1000 - len(b)*1000 + strings.Compare(a, b) })
-	c := charts{Words: "How many times as fast as the disk alone, by the share of the file that is on a device."}
+	c := charts{Words: "The speed as a multiple of the disk's, by the share of the file that is on a device."}
 	for _, pattern := range cachedPatterns {
 		picture := plot.Lines{Title: pattern.name + ", " + blockText(pattern.block), X: "% of the file on a device",
 			Y: "× disk alone", Ticks: ticks, Level: 1}
@@ -253,7 +253,7 @@ func cachedCharts(list []rows.Result) []charts {
 	return []charts{c}
 }
 
-// versionCharts show what a request costs by the number of devices.
+// versionCharts show the cost of a request by the number of devices.
 func versionCharts(list []rows.Result) []charts {
 	ticks := []string{"0"}
 	for _, n := range versionCounts {
@@ -265,7 +265,7 @@ func versionCharts(list []rows.Result) []charts {
 			ticks = append(ticks, label)
 		}
 	}
-	c := charts{Words: "The time of a request of 4 KiB that the daemon sees, by the number of devices of the mount, for a file that none of them has and one that all have."}
+	c := charts{Words: "The time of a request of 4 KiB that reaches the daemon, by the number of devices of the mount, for a file on none of them and for a file on all of them."}
 	var titles []string
 	var pictures []*plot.Lines
 	for k := range list {
@@ -282,7 +282,7 @@ func versionCharts(list []rows.Result) []charts {
 			pictures = append(pictures, &plot.Lines{Title: titles[i], X: "devices", Y: "µs", Ticks: ticks})
 		}
 		add(pictures[i], what, colour, valued(slices.Index(ticks, row.Labels["devices"]), row, &row.Sides[0]))
-		for s := range row.Sides[1:] { // several rows say what it is without devices; one is enough
+		for s := range row.Sides[1:] { // several rows measure the mount without devices; show it once
 			if side := &row.Sides[1+s]; side.Name == sideName(0) && row.Labels["devices"] == "32" {
 				add(pictures[i], what, colour, valued(0, row, side))
 			}

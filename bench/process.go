@@ -22,17 +22,17 @@ import (
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 )
 
-// The parts that Process plays in a process of its own.
+// The parts that Process plays in a separate process.
 const (
 	partLoopback = "loopback"
 	partMap      = "map"
 )
 
-// ready is what the loopback prints once its mount can be used.
+// ready is what the loopback prints when its mount is usable.
 const ready = "ready"
 
-// Process plays a part that a bench needs another process for, as the arguments of Options.Process say. It returns when
-// the part is over.
+// Process plays a part for which bench needs another process. args are the arguments of Options.Process. It returns
+// when the part is over.
 func Process(args []string, out io.Writer) error {
 	switch {
 	case len(args) == 5 && args[0] == partLoopback:
@@ -55,12 +55,12 @@ func Process(args []string, out io.Writer) error {
 	return fmt.Errorf("this is a part of 'gaiafs bench'")
 }
 
-// serveLoopback serves until it is told to end. A Ctrl-C goes to the bench, which ends its daemons when it is done with
-// them.
+// serveLoopback serves until it is told to end. It ignores Ctrl-C: that goes to bench, which ends its daemons when it
+// is done with them.
 func serveLoopback(out io.Writer, o loopback.Options, source, mountpoint string) error {
 	stop, end := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer end()
-	// a bench that was killed reads no more, and the mount is to be taken away
+	// if bench was killed, nobody reads the output, and the mount must still be removed
 	signal.Ignore(syscall.SIGINT, syscall.SIGPIPE)
 	server, err := loopback.Mount(source, mountpoint, o)
 	if err != nil {
@@ -72,7 +72,7 @@ func serveLoopback(out io.Writer, o loopback.Options, source, mountpoint string)
 	return nil
 }
 
-// mapOnce maps a file onto the first device and prints how many nanoseconds that took.
+// mapOnce maps a file on the first device and prints how many nanoseconds that took.
 func mapOnce(out io.Writer, path string, n int64) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -88,7 +88,7 @@ func mapOnce(out io.Writer, path string, n int64) error {
 	return m.Close()
 }
 
-// mapInProcess has another process do mapOnce.
+// mapInProcess runs mapOnce in another process.
 func (s *session) mapInProcess(ctx context.Context, path string, n int64) (time.Duration, error) {
 	cmd := s.Process(ctx, partMap, strconv.FormatInt(n, 10), path)
 	cmd.Stderr = os.Stderr
@@ -108,7 +108,7 @@ type daemon struct {
 	stop       sync.Once
 }
 
-// startLoopback mounts and returns once the mount can be used.
+// startLoopback mounts and returns when the mount is usable.
 func (s *session) startLoopback(o loopback.Options, source, mountpoint string) (*daemon, error) {
 	mode := "rw"
 	switch {
@@ -117,12 +117,12 @@ func (s *session) startLoopback(o loopback.Options, source, mountpoint string) (
 	case o.SlowWrites > 0:
 		mode = "slow"
 	}
-	// It ends by being told to, not with the context: the mount is taken away after what uses it.
+	// It does not end with the context, but when it is told to: the mount is removed after its users.
 	cmd := s.Process(context.Background(), partLoopback, strconv.Itoa(o.MaxWrite), mode, source, mountpoint)
 	var said strings.Builder
 	cmd.Stderr = &said
-	// It ends where the bench is killed, and not by the Ctrl-C that ends the bench. The kernel sends the signal for
-	// each thread of the bench that dies, so there may be several.
+	// It ends if bench is killed, but not by the Ctrl-C that ends bench. The kernel sends the signal for each thread of
+	// bench that dies, so there may be several.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM, Setpgid: true}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -142,7 +142,7 @@ func (s *session) startLoopback(o loopback.Options, source, mountpoint string) (
 	return d, nil
 }
 
-// startGaiafs mounts with these flags and returns once the mount can be used.
+// startGaiafs mounts with these flags and returns when the mount is usable.
 func (s *session) startGaiafs(source, mountpoint string, flags ...string) (*daemon, error) {
 	log, err := os.Create(filepath.Join(s.dir, "log-"+filepath.Base(mountpoint)))
 	if err != nil {
@@ -151,7 +151,7 @@ func (s *session) startGaiafs(source, mountpoint string, flags ...string) (*daem
 	defer log.Close()
 	cmd, err := s.Mount(append([]string{"--log-level=warn"}, flags...), source, mountpoint, func(cmd *exec.Cmd) {
 		cmd.Stderr = log
-		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // not by the Ctrl-C that ends the bench
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // not ended by the Ctrl-C that ends bench
 	})
 	if err != nil {
 		return nil, fmt.Errorf("gaiafs cannot be mounted: %w", err)
@@ -159,7 +159,7 @@ func (s *session) startGaiafs(source, mountpoint string, flags ...string) (*daem
 	return watch(cmd, mountpoint), nil
 }
 
-// watch waits for the end of a daemon that was started.
+// watch waits for the end of a started daemon.
 func watch(cmd *exec.Cmd, mountpoint string) *daemon {
 	d := &daemon{cmd: cmd, mountpoint: mountpoint, ended: make(chan struct{})}
 	go func() {
@@ -169,8 +169,8 @@ func watch(cmd *exec.Cmd, mountpoint string) *daemon {
 	return d
 }
 
-// close ends the daemon and takes its mount away whatever it does. A second signal has a gaiafs end although its mount
-// is in use: whose files those are is over.
+// close ends the daemon and always removes its mount. A second signal ends a gaiafs even if its mount is in use,
+// because the work on these files is over.
 func (d *daemon) close() {
 	d.stop.Do(func() {
 		for _, step := range []struct {
@@ -180,7 +180,7 @@ func (d *daemon) close() {
 			_ = d.cmd.Process.Signal(step.signal)
 			select {
 			case <-d.ended:
-				_ = unmount(d.mountpoint) // EINVAL where the daemon did it, as it should
+				_ = unmount(d.mountpoint) // fails with EINVAL if the daemon unmounted, as it should
 				return
 			case <-time.After(step.patience):
 			}
@@ -188,8 +188,8 @@ func (d *daemon) close() {
 	})
 }
 
-// unmount takes a mount away even while programs use it. It is forced, so that their requests fail from now on;
-// otherwise the daemon could not end before they do.
+// unmount removes a mount even while programs use it. It forces the end, so that their requests fail from then on.
+// Otherwise the daemon could not end before these programs do.
 func unmount(mountpoint string) error {
 	err := unix.Unmount(mountpoint, unix.MNT_DETACH|unix.MNT_FORCE)
 	if errors.Is(err, unix.EPERM) {

@@ -18,18 +18,18 @@ import (
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 )
 
-// place is a directory to run a file workload in.
+// place is a directory in which a file workload runs.
 type place struct {
 	// name is the side's name in the table.
 	name string
-	// source is the directory on the backing filesystem, dir the same directory as the workload sees it.
+	// source is the directory on the backing filesystem; dir is the same directory as the workload sees it.
 	source, dir string
-	// mount and devices are what gaiafs said when it was mounted; nil where the place is none of its mounts.
+	// mount and devices are what gaiafs reported when it was mounted; nil if gaiafs does not serve the place.
 	mount   *rows.Mount
 	devices []string
 }
 
-// passes reports whether the kernel reads and writes the backing files of a mount of gaiafs itself, past the daemon.
+// passes reports whether the kernel reads and writes the backing files of this mount itself, past the daemon.
 func (p *place) passes() bool { return p.mount != nil && p.mount.Passthrough }
 
 func (p *place) path(names ...string) string {
@@ -39,26 +39,27 @@ func (p *place) home(names ...string) string {
 	return filepath.Join(append([]string{p.source}, names...)...)
 }
 
-// session owns what a run makes: a directory on the backing filesystem, and the daemons that show parts of it.
+// session owns everything that a run makes: a directory on the backing filesystem, and the daemons that show parts of
+// it.
 type session struct {
 	Options
-	// dir is the session's directory in Dir, and mounts where mountpoints are made: mostly the same.
+	// dir is the session's directory in Dir. mounts is the directory for mountpoints, usually the same.
 	dir, mounts string
 	made        []*rundir.Dir
-	// given is the user's file, nil where there is none.
+	// given is the user's file, or nil.
 	given *dataFile
-	// cold says why files cannot be made cold here, "" where they can.
+	// cold says why files cannot be made cold here, or "" if they can.
 	cold string
-	// remarks are for the user, before anything is measured.
+	// remarks are printed before the measurements.
 	remarks []string
-	// failed counts rows.
+	// failed counts failed rows.
 	failed int
-	// listing says that rows are made for their names only.
+	// listing says that rows are made only for their names.
 	listing bool
 
 	daemons []*daemon
 	places  map[string]*place
-	mounted []*place // by gaiafs, in order
+	mounted []*place // places of gaiafs, in order
 	cleanup []func()
 }
 
@@ -73,11 +74,11 @@ func newSession(o Options) (*session, error) {
 	return s, nil
 }
 
-// makeDir makes a directory for the session, and takes away what killed benches left beside it.
+// makeDir makes a directory for the session, and removes what killed benches left there.
 func (s *session) makeDir(parent string) (string, error) {
 	const prefix = "gaiafs-bench-"
 	for _, dir := range rundir.Sweep(parent, prefix) {
-		s.remarks = append(s.remarks, dir+" was left by a bench that was killed, and is taken away")
+		s.remarks = append(s.remarks, dir+" was left by a killed bench and is removed")
 	}
 	d, err := rundir.Make(parent, prefix)
 	if err != nil {
@@ -87,8 +88,8 @@ func (s *session) makeDir(parent string) (string, error) {
 	return d.Path, nil
 }
 
-// newListing returns a session in which rows are made for their names: there is whatever they need, and nothing is made
-// or looked at. The rows must not be run.
+// newListing returns a session in which rows are made only for their names. It pretends that everything they need
+// exists, and makes nothing. The rows must not be run.
 func newListing(o Options) *session {
 	s := &session{Options: o, listing: true, places: make(map[string]*place)}
 	if o.File != "" {
@@ -97,7 +98,7 @@ func newListing(o Options) *session {
 	return s
 }
 
-// leaveFolder has mountpoints made outside of a folder that is to be shown: it cannot contain them.
+// leaveFolder makes mountpoints outside a folder that is to be mounted: it cannot contain them.
 func (s *session) leaveFolder(folder string) error {
 	real, err := filepath.EvalSymlinks(folder)
 	if err != nil {
@@ -118,15 +119,15 @@ func (s *session) leaveFolder(folder string) error {
 		}
 		s.mounts = s.dir
 	}
-	return fmt.Errorf("there is nowhere to mount outside of %s: move the file to a folder of its own", folder)
+	return fmt.Errorf("there is nowhere to mount outside of %s: move the file to a separate folder", folder)
 }
 
-// prepare looks at what the run will need.
+// prepare checks what the run will need.
 func (s *session) prepare(wanted []*group) (err error) {
 	if s.File != "" {
-		// A link may lead out of the folder that is mounted, past the mount.
+		// A link may lead out of the mounted folder, past the mount.
 		if s.File, err = filepath.EvalSymlinks(s.File); err != nil {
-			return err // it names the path
+			return err // err names the path
 		}
 		if s.given, err = s.give(); err != nil {
 			return err
@@ -135,7 +136,7 @@ func (s *session) prepare(wanted []*group) (err error) {
 			return err
 		}
 		if s.given.size < s.given.whole {
-			s.remarks = append(s.remarks, fmt.Sprintf("of %s the first %s are read", s.File,
+			s.remarks = append(s.remarks, fmt.Sprintf("only the first part of %s is read: %s", s.File,
 				humanize.IBytes(uint64(s.given.size))))
 		}
 	} else if err := s.checkRoom(wanted); err != nil {
@@ -157,7 +158,7 @@ func (s *session) prepare(wanted []*group) (err error) {
 	return nil
 }
 
-// checkRoom fails where the files of a group would not fit.
+// checkRoom fails if the files of a group do not fit.
 func (s *session) checkRoom(wanted []*group) error {
 	var need int64
 	for _, g := range wanted {
@@ -172,13 +173,13 @@ func (s *session) checkRoom(wanted []*group) error {
 		return err
 	}
 	if free := int64(st.Bavail) * st.Bsize; free < need {
-		return fmt.Errorf("%s has %s of room and %s are needed: choose another folder with --dir, take less with --quick, or fewer groups with --run",
+		return fmt.Errorf("%s has %s of free space and %s are needed: choose another folder with --dir, use less with --quick, or fewer groups with --run",
 			s.Dir, humanize.IBytes(uint64(max(free, 0))), humanize.IBytes(uint64(need)))
 	}
 	return nil
 }
 
-// backingDir is where the measured files are.
+// backingDir returns the directory of the measured files.
 func (s *session) backingDir() string {
 	if s.given != nil {
 		return filepath.Dir(s.File)
@@ -186,7 +187,7 @@ func (s *session) backingDir() string {
 	return s.dir
 }
 
-// close takes everything away. It may be called once.
+// close removes everything. Call it at most once.
 func (s *session) close() error {
 	s.endGroup()
 	for i := len(s.daemons) - 1; i >= 0; i-- {
@@ -196,7 +197,7 @@ func (s *session) close() error {
 		var at, up unix.Stat_t
 		if p.dir != p.source && unix.Stat(p.dir, &at) == nil && unix.Stat(filepath.Dir(p.dir), &up) == nil &&
 			at.Dev != up.Dev {
-			return fmt.Errorf("%s is still mounted, so %s is left", p.dir, s.dir)
+			return fmt.Errorf("%s is still mounted, so %s stays", p.dir, s.dir)
 		}
 	}
 	var errs []error
@@ -206,14 +207,14 @@ func (s *session) close() error {
 	return errors.Join(errs...)
 }
 
-// later has fn called when the group of rows that runs is over, or the session, and before the daemons end.
+// later arranges for fn to be called when the present group of rows or the session ends, before the daemons end.
 func (s *session) later(fn func()) {
-	if !s.listing { // where there is nothing to take away
+	if !s.listing { // a listing has nothing to remove
 		s.cleanup = append(s.cleanup, fn)
 	}
 }
 
-// endGroup calls what later was given, the last first.
+// endGroup calls the functions of later, the last one first.
 func (s *session) endGroup() {
 	for i := len(s.cleanup) - 1; i >= 0; i-- {
 		s.cleanup[i]()
@@ -228,18 +229,18 @@ const (
 	placeLoopback   = "loopback"
 	placeLoopback1M = "loopback-1M"
 	placeBacking    = "backing"
-	// placeSlow is a loopback whose writes are slow, and placeOnSlow a mount of gaiafs that shows it.
+	// placeSlow is a loopback with slow writes, and placeOnSlow a mount of gaiafs on top of it.
 	placeSlow   = "slow disk"
 	placeOnSlow = "gaiafs on a slow disk"
 )
 
-// place returns the place of that name, mounting it when it is first asked for. Each has a directory of its own; but
-// where there is a file of the user's, all show the one that it is in.
+// place returns the place of that name, and mounts it on first use. Each place has its own directory; but if there is a
+// user's file, all places show its directory.
 func (s *session) place(name string) (*place, error) {
 	return s.placeWith(name, s.GPUs)
 }
 
-// placeWith is place for a mount with these devices, if it is one of gaiafs.
+// placeWith is place for a mount of gaiafs with these devices.
 func (s *session) placeWith(name, gpus string, flags ...string) (*place, error) {
 	if p := s.places[name]; p != nil {
 		return p, nil
@@ -255,7 +256,7 @@ func (s *session) placeWith(name, gpus string, flags ...string) (*place, error) 
 			return nil, err
 		}
 	}
-	word := fmt.Sprintf("%d", len(s.places)) // short, since a socket may be made there
+	word := fmt.Sprintf("%d", len(s.places)) // short, because a socket may be made there
 	if p.source = filepath.Join(s.dir, word); s.given != nil {
 		p.source = filepath.Dir(s.File)
 	} else if disk != nil {
@@ -301,7 +302,7 @@ func (s *session) serve(p *place, gpus string, flags []string) (*daemon, error) 
 		flags = append(flags, "--write-back")
 	}
 	if readOnly {
-		// Read-only mounts pass through, where all that there were to compare is the kernel with itself.
+		// Read-only mounts pass through, and that would compare the kernel with itself.
 		flags = append(flags, "--read-only", "--passthrough=off")
 	}
 	p.mount = &rows.Mount{Side: p.name, GPUs: gpus, Flags: flags}
@@ -321,12 +322,12 @@ func (s *session) placesNamed(names ...string) ([]*place, error) {
 	return all, nil
 }
 
-// threePlaces are for workloads in which the size of requests does not matter.
+// threePlaces are for workloads that do not depend on the size of requests.
 func (s *session) threePlaces() ([]*place, error) {
 	return s.placesNamed(placeGaiafs, placeLoopback, placeBacking)
 }
 
-// mountStatus is what rows look at of docs/status.md.
+// mountStatus is the part of docs/status.md that rows use.
 type mountStatus struct {
 	Mount struct {
 		Passthrough bool `json:"passthrough"`
@@ -357,11 +358,11 @@ func (p *place) status() (st mountStatus, err error) {
 	return st, json.Unmarshal(text, &st)
 }
 
-// describe asks a mount of gaiafs how it is.
+// describe asks a mount of gaiafs for its status.
 func (p *place) describe() error {
 	st, err := p.status()
 	if err != nil {
-		return fmt.Errorf("%s does not say how it is: %w", p.dir, err)
+		return fmt.Errorf("the status of %s cannot be read: %w", p.dir, err)
 	}
 	p.mount.Passthrough = st.Mount.Passthrough
 	p.devices = nil
@@ -372,7 +373,7 @@ func (p *place) describe() error {
 	return nil
 }
 
-// describeMounts puts the mounts there have been into a report, and what --gpus gave.
+// describeMounts adds the mounts of this run to a report, and the devices that --gpus gave.
 func (s *session) describeMounts(r *rows.Report) {
 	r.Mounts = nil
 	for _, p := range s.mounted {
@@ -383,7 +384,7 @@ func (s *session) describeMounts(r *rows.Report) {
 	}
 }
 
-// needDevices returns rows.Impossible where the mount has fewer devices.
+// needDevices returns rows.Impossible if the mount has fewer than n devices.
 func (s *session) needDevices(p *place, n int) error {
 	if s.listing {
 		return nil
@@ -399,7 +400,7 @@ func (s *session) needDevices(p *place, n int) error {
 	return nil
 }
 
-// emulated reports whether the devices of a mount stand in for GPUs, so that the CPU can address their memory.
+// emulated reports whether the devices of a mount are emulated, so that the CPU can address their memory.
 func (s *session) emulated(p *place) bool {
 	if s.listing {
 		return true
@@ -413,5 +414,5 @@ func (s *session) emulated(p *place) bool {
 	return err == nil && len(st.Devices) > 0
 }
 
-// isFull reports whether mapping failed since the device has no room.
+// isFull reports whether mapping failed because the device has no memory.
 func isFull(err error) bool { return errors.Is(err, unix.ENOMEM) }

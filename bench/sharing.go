@@ -13,10 +13,10 @@ import (
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 )
 
-// strided is a file that a CPU program and a device write at once, each every other stride.
+// strided is a file that a CPU program and a device write at once, each in every other stride.
 type strided struct {
 	path    string // on the mount
-	private string // on the backing filesystem, for the comparison
+	private string // on the backing filesystem, for comparison
 	size    int
 	stride  int
 
@@ -26,7 +26,7 @@ type strided struct {
 	device *gaiafs.Mapping
 	cpu    []byte // of path, shared
 	file   *os.File
-	read   []byte // what a read of the result gave
+	read   []byte // a read of the result
 }
 
 func sharingRows(_ context.Context, s *session) ([]rows.Row, error) {
@@ -38,7 +38,7 @@ func sharingRows(_ context.Context, s *session) ([]rows.Row, error) {
 		return nil, err
 	}
 	if !s.emulated(p) {
-		return nil, rows.Impossible{Reason: "programs that store on GPUs are measured by gpu-bench, of the GPU bundle; here --gpus emulated:2 works"}
+		return nil, rows.Impossible{Reason: "gpu-bench, in the GPU bundle, measures programs that store on GPUs; use --gpus emulated:2 here"}
 	}
 	backing, err := s.place(placeBacking)
 	if err != nil {
@@ -121,7 +121,7 @@ func (x *strided) close() {
 	_ = os.Remove(x.private)
 }
 
-// store writes every other stride of p, from the first or the second on.
+// store writes every other stride of p, beginning with stride first.
 func (x *strided) store(p []byte, first int, value byte) {
 	for at := first * x.stride; at < len(p); at += 2 * x.stride {
 		part := p[at:min(at+x.stride, len(p))]
@@ -131,7 +131,7 @@ func (x *strided) store(p []byte, first int, value byte) {
 	}
 }
 
-// shared has both write the file at once. It ends when a read shows all of it.
+// shared makes both write the file at once. It ends when a read shows everything.
 func (x *strided) shared() (float64, error) {
 	start := time.Now()
 	var wg sync.WaitGroup
@@ -153,7 +153,7 @@ func (x *strided) shared() (float64, error) {
 	return ms(took), nil
 }
 
-// check counts the bytes that are not what one of the two stored.
+// check counts the bytes that neither of the two stored.
 func (x *strided) check() {
 	for i, b := range x.read {
 		want := x.value
@@ -166,7 +166,7 @@ func (x *strided) check() {
 	}
 }
 
-// privately has both write memory of their own, merges by hand, writes the file and reads it.
+// privately makes both write private memory, merges by hand, writes the file and reads it.
 func (x *strided) privately() (float64, error) {
 	f, err := os.OpenFile(x.private, os.O_RDWR, 0)
 	if err != nil {

@@ -22,7 +22,8 @@ const (
 	smallSize        = 20 << 10
 )
 
-// smallRows read a data set of many small files, as loaders do: by several readers, one file after another.
+// smallRows read a data set of many small files, as data loaders do: several readers, each reading one file after
+// another.
 func smallRows(_ context.Context, s *session) ([]rows.Row, error) {
 	if s.given != nil {
 		return nil, nil
@@ -92,8 +93,8 @@ func smallRows(_ context.Context, s *session) ([]rows.Row, error) {
 		}
 		return float64(files) / took, nil
 	}
-	// Plain system calls, as programs in most languages make them. An os.File of a mount costs four more: files of FUSE
-	// can be polled, so Go adds each to its poller, which other filesystems refuse at once.
+	// Plain system calls, as programs in most languages make them. An os.File on a mount costs four more: files of FUSE
+	// support poll, so Go adds each to its poller. Other filesystems refuse that at once.
 	read := func(path string, buf []byte) error {
 		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err != nil {
@@ -121,7 +122,7 @@ func smallRows(_ context.Context, s *session) ([]rows.Row, error) {
 		}
 		return dropNames()
 	}
-	// listed also reads the directories' names first, which brings the kernel attributes of all files.
+	// listed first reads the names in the directories, which brings the attributes of all files to the kernel.
 	listed := func(ctx context.Context, p *place) error {
 		if err := cold(ctx, p); err != nil {
 			return err

@@ -12,7 +12,7 @@ import (
 	"github.com/gaiafs/gaiafs/bench/rows"
 )
 
-// state says who has a file's bytes besides the disk when a measurement begins.
+// state says where a file's bytes are, besides the disk, when a measurement begins.
 type state string
 
 const (
@@ -21,7 +21,7 @@ const (
 	deviceCached state = "device-cached"
 )
 
-// enter brings a file into a state. On a place that knows no devices, device-cached is cold.
+// enter brings a file into a state. On a place without devices, device-cached means cold.
 func (s *session) enter(ctx context.Context, st state, p *place, d *dataFile) error {
 	if st == hostWarm {
 		return warm(ctx, p.path(d.name), d.size)
@@ -65,17 +65,17 @@ func warm(ctx context.Context, path string, n int64) error {
 	return ctx.Err()
 }
 
-// stillWarm is the share of a file that may stay in host memory where it is called cold.
+// stillWarm is the share of a file that may stay in host memory when it counts as cold.
 const stillWarm = 0.01
 
-// makeCold has the host forget a file, on the mount and below it. It needs no rights for that; but what other programs
+// makeCold makes the host forget a file, on the mount and below it. It needs no privileges, but what other programs
 // have mapped stays.
 func makeCold(p *place, d *dataFile) error {
 	paths := []string{p.path(d.name)}
 	if p.home() != p.path() {
 		paths = append(paths, p.home(d.name))
 	}
-	for range 3 { // pages that are on their way to a list of the kernel's are not dropped at first
+	for range 3 { // at first the kernel does not drop pages that are on their way to one of its lists
 		left := 0.0
 		for _, path := range paths {
 			if err := dropPages(path); err != nil {
@@ -92,7 +92,7 @@ func makeCold(p *place, d *dataFile) error {
 		}
 	}
 	return rows.Impossible{Reason: d.name +
-		" cannot be made cold: the host keeps it in memory, perhaps since another program has it mapped, or since it belongs to another user"}
+		" cannot be made cold: the host keeps it in memory, perhaps because another program maps it, or because it belongs to another user"}
 }
 
 func dropPages(path string) error {
@@ -107,8 +107,8 @@ func dropPages(path string) error {
 	return unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
 }
 
-// inHostMemory returns the share of a file's first n bytes that the kernel's page cache has. Of a file that the caller
-// may not write and does not own, the kernel says that it has all.
+// inHostMemory returns the share of a file's first n bytes that is in the kernel's page cache. If the caller may not
+// write the file and does not own it, the kernel reports all of it.
 func inHostMemory(path string, n int64) (float64, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -135,9 +135,9 @@ func inHostMemory(path string, n int64) (float64, error) {
 }
 
 // notRoot is why names cannot be made cold.
-const notRoot = "only root can have the kernel forget names"
+const notRoot = "only root can make the kernel forget names"
 
-// dropNames makes names and attributes cold, which takes those of the whole machine.
+// dropNames makes names and attributes cold, for the whole machine.
 func dropNames() error {
 	if os.Geteuid() != 0 {
 		return rows.Impossible{Reason: notRoot}

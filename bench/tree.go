@@ -33,12 +33,12 @@ func treeRows(ctx context.Context, s *session) ([]rows.Row, error) {
 	return append(list, build...), err
 }
 
-// skippedRow stands in the table for rows that cannot run here.
+// skippedRow is the table row for rows that cannot run here.
 func skippedRow(name, reason string) rows.Row {
 	return rows.Row{Group: "tree", Name: name, Skip: reason}
 }
 
-// againstLoopback is the target of rows in which the size of requests does not matter.
+// againstLoopback is the target of rows that do not depend on the size of requests.
 var againstLoopback = []rows.Target{{Against: placeLoopback, Limit: 1}}
 
 // perPlace makes a row with a side for each place.
@@ -73,7 +73,7 @@ func command(ctx context.Context, dir string, env []string, name string,
 	return strings.TrimSpace(out.String()), took, err
 }
 
-// gitRows clone a repository that is made on the spot of Go's own source tree: thousands of real files.
+// gitRows clone a repository that is made on the spot from Go's own source tree: thousands of real files.
 func gitRows(ctx context.Context, s *session, places []*place) ([]rows.Row, error) {
 	var source string
 	if !s.listing {
@@ -84,11 +84,11 @@ func gitRows(ctx context.Context, s *session, places []*place) ([]rows.Row, erro
 		var err error
 		if source, _, err = command(ctx, "", nil, "go", "env", "GOROOT"); err != nil {
 			return []rows.Row{skippedRow("git",
-				"there is no go command to find a source tree with: https://go.dev/dl/")}, nil
+				"there is no go command, which provides the source tree: https://go.dev/dl/")}, nil
 		}
 	}
 	origin := filepath.Join(s.dir, "origin")
-	// No program is to go on in the background by itself, where it would be in the way of what is measured.
+	// Git must not start background work by itself, which would disturb the measurements.
 	env := []string{"GIT_CONFIG_NOSYSTEM=1", "GIT_CONFIG_GLOBAL=" + os.DevNull, "GIT_CONFIG_COUNT=2",
 		"GIT_CONFIG_KEY_0=gc.auto", "GIT_CONFIG_VALUE_0=0", "GIT_CONFIG_KEY_1=maintenance.auto",
 		"GIT_CONFIG_VALUE_1=false"}
@@ -162,7 +162,7 @@ func gitRows(ctx context.Context, s *session, places []*place) ([]rows.Row, erro
 	return list, nil
 }
 
-// copyTree copies the regular files below from to below to, and returns how many there were.
+// copyTree copies the regular files below from to to, and returns their number.
 func copyTree(from, to string) (files int, err error) {
 	err = filepath.WalkDir(from, func(path string, e fs.DirEntry, err error) error {
 		if err != nil {
@@ -189,7 +189,7 @@ func copyTree(from, to string) (files int, err error) {
 	return files, err
 }
 
-// smallFileRows make, look at and remove many small files, one after another.
+// smallFileRows make, inspect and remove many small files, one after another.
 func smallFileRows(s *session, places []*place) []rows.Row {
 	dirs, perDir := 20, 100
 	if s.Quick {
@@ -239,7 +239,7 @@ func smallFileRows(s *session, places []*place) []rows.Row {
 				return err
 			}
 			if len(entries) != perDir {
-				return fmt.Errorf("%s has %d entries and not %d", dirOf(p, d), len(entries), perDir)
+				return fmt.Errorf("%s has %d entries instead of %d", dirOf(p, d), len(entries), perDir)
 			}
 			for _, e := range entries {
 				if _, err := e.Info(); err != nil {

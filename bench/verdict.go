@@ -8,8 +8,8 @@ import (
 	"github.com/gaiafs/gaiafs/bench/rows"
 )
 
-// verdict says in plain words what came of the measurements: for each group how the mount stands to what it is compared
-// with, then the targets, and what was skipped or only emulated.
+// verdict describes the results in sentences: for each group the ratio of the mount to the other sides, then the
+// targets, and what was skipped or only emulated.
 func verdict(r *rows.Report) (words []string) {
 	for first := 0; first < len(r.Rows); {
 		until := first
@@ -47,7 +47,7 @@ func verdict(r *rows.Report) (words []string) {
 	return words
 }
 
-// standing says how the first sides of a group's rows stand to each of the others, in the median.
+// standing gives the median ratio of the first sides of a group's rows to each of the others.
 func standing(list []rows.Result) (words []string) {
 	var names []string
 	ratios := map[string][]float64{}

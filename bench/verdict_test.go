@@ -38,8 +38,8 @@ func TestModelVerdict(t *testing.T) {
 		row(modelRun+", a pass", 10, 9.8),
 	}}
 	require.Equal(t, []string{
-		"From the host's page cache, it is there after 200 ms; with safetensors 1140 ms: 5.70 times as fast.",
-		"A second process, while the first has it, has it after 3.50 ms; with safetensors 1140 ms: 325.71 times as fast.",
+		"From the host's page cache, it is loaded after 200 ms; with safetensors 1140 ms: 5.70 times as fast.",
+		"A second process, while the first one has the model, loads it in 3.50 ms; with safetensors 1140 ms: 325.71 times as fast.",
 		"A pass over all weights takes 10.0 ms; with safetensors 9.80 ms: the same, within 5 % (0.98).",
 		"Processes share one copy of the model in the device's memory; with safetensors each has its own.",
 		"Skipped: model/load, cold, 8.0 GiB (it is on tmpfs).",

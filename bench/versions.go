@@ -11,21 +11,21 @@ import (
 	"github.com/gaiafs/gaiafs/bench/rows"
 )
 
-// versionCounts are the numbers of devices whose cost is asked for: those of the thesis (6.1.1), and one.
+// versionCounts are the numbers of devices to measure: those of the thesis (6.1.1), and one.
 var versionCounts = []int{1, 8, 32, 160}
 
-// versionSize is the size of the file. Each of many devices holds all of it, in the host's memory.
+// versionSize is the size of the file. Each of the many devices holds all of it, in the host's memory.
 const versionSize = 2 << 20
 
-// versionMount is a mount with so many emulated devices.
+// versionMount is a mount with that many emulated devices.
 type versionMount struct {
 	*place
 	devices int
-	// free is a file that no device has, mapped one that all have.
+	// free is a file that no device has; mapped is one that all devices have.
 	free, mapped *dataFile
 }
 
-// sideName names a mount by its devices.
+// sideName names a mount by its number of devices.
 func sideName(devices int) string {
 	switch devices {
 	case 0:
@@ -36,8 +36,8 @@ func sideName(devices int) string {
 	return fmt.Sprintf("%d devices", devices)
 }
 
-// versionRows ask what the number of devices costs programs on the CPU. Every request is one of 4 KiB that the daemon
-// sees: reads bypass the kernel's page cache, which would answer them.
+// versionRows measure the cost of the number of devices for CPU programs. Every request has 4 KiB and reaches the
+// daemon: reads bypass the kernel's page cache.
 func versionRows(_ context.Context, s *session) ([]rows.Row, error) {
 	counts := versionCounts
 	if s.Quick {
@@ -70,7 +70,7 @@ func (s *session) versionMount(devices int) (*versionMount, error) {
 	if devices > 0 {
 		gpus = fmt.Sprintf("emulated:%d", devices)
 	}
-	// Without devices files would pass through, and no request come to the daemon.
+	// Without devices, files would pass through, and no request would reach the daemon.
 	p, err := s.placeWith("gaiafs, "+sideName(devices), gpus, "--gpu-memory=64M", "--passthrough=off")
 	if err != nil {
 		return nil, err
@@ -82,7 +82,8 @@ func (s *session) versionMount(devices int) (*versionMount, error) {
 	return m, err
 }
 
-// versionRow compares a mount with n devices with one that has none, and where a file is mapped, with one that has one.
+// versionRow compares a mount with n devices with one without devices, or for a mapped file, with one that has one
+// device.
 func (s *session) versionRow(mounts map[int]*versionMount, n int, write, mapped bool) rows.Row {
 	operation, what := "read", "not mapped"
 	if write {
@@ -94,7 +95,7 @@ func (s *session) versionRow(mounts map[int]*versionMount, n int, write, mapped 
 	}
 	r := rows.Row{Group: "versions", Name: fmt.Sprintf("%s 4 KiB, %s, %s", operation, what, sideName(n)),
 		Unit:   rows.Microseconds,
-		Rounds: 3 * s.Rounds, // short ones: the differences are small, and turns close together tell them best
+		Rounds: 3 * s.Rounds, // short rounds: the differences are small, and rounds close together show them best
 		Labels: map[string]string{"operation": operation, "mapped": strconv.FormatBool(mapped),
 			"devices": strconv.Itoa(n)}}
 	switch n {
@@ -120,7 +121,7 @@ func (s *session) versionRow(mounts map[int]*versionMount, n int, write, mapped 
 	return r
 }
 
-// versionTime is how long a side is measured at least.
+// versionTime is the minimum duration of the measurement of a side.
 func (s *session) versionTime() time.Duration {
 	if s.Quick {
 		return 20 * time.Millisecond
@@ -128,7 +129,7 @@ func (s *session) versionTime() time.Duration {
 	return 60 * time.Millisecond
 }
 
-// seesRequests fails if the requests that are measured would not come to the daemon.
+// seesRequests fails if the measured requests would not reach the daemon.
 func (m *versionMount) seesRequests() error {
 	if err := m.describe(); err != nil {
 		return err
@@ -139,9 +140,9 @@ func (m *versionMount) seesRequests() error {
 	return nil
 }
 
-// request returns the time of a request in µs: the median of passes over the file that take at least so long, so that
-// one who is in the way for a moment does not count. Before each pass the devices have an up-to-date copy, if they have
-// one at all.
+// request returns the time of a request in µs: the median of passes over the file that take at least that long in
+// total, so that a short disturbance does not count. Before each pass, the devices that have the file have an
+// up-to-date copy.
 func (m *versionMount) request(ctx context.Context, write, mapped bool, least time.Duration) (float64, error) {
 	d := m.free
 	if mapped {
@@ -168,7 +169,7 @@ func (m *versionMount) request(ctx context.Context, write, mapped bool, least ti
 	return rows.Summarise(passes).Median, nil
 }
 
-// settle has every device of the mount hold the file.
+// settle makes every device of the mount hold the file.
 func (m *versionMount) settle(d *dataFile) error {
 	for k := range m.devices {
 		mapping, err := d.mapped(m.place, k)
@@ -182,7 +183,7 @@ func (m *versionMount) settle(d *dataFile) error {
 	return nil
 }
 
-// agrees fails if the mount shows anything but what the backing file has.
+// agrees fails if the mount shows other bytes than the backing file has.
 func (m *versionMount) agrees(mapped bool) error {
 	d := m.free
 	if mapped {

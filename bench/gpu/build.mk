@@ -1,17 +1,17 @@
-# Rules for the GPU benchmarks, and for the bundle that takes them and the tests to a machine with GPUs that has no Go.
+# Rules for the GPU benchmarks, and for the bundle that brings them and the tests to a machine with GPUs but without Go.
 
 ##@ Benchmarks on GPUs
 
 .PHONY: bench-ptx
-bench-ptx: ## Compile the kernels of the GPU benchmarks to the PTX that is embedded; needs nvcc
+bench-ptx: ## Compile the kernels of the GPU benchmarks to the embedded PTX; needs nvcc
 	bench/gpu/ptx.sh
 
 GPU_BUNDLE := $(BUILD)/gpu-bundle
-# Packages whose tests say something on a GPU.
+# Packages whose tests are useful on a GPU.
 GPU_TESTS := gpubackend/cuda pagecache client/go internal/mounttest internal/stress bench/gpu
 
 .PHONY: gpu-bundle
-gpu-bundle: build ## Leave in build/gpu-bundle, and in a .tar.gz, what tests and benchmarks need on a machine with GPUs
+gpu-bundle: build ## Put what tests and benchmarks need on a GPU machine into build/gpu-bundle and a .tar.gz
 	rm -rf $(GPU_BUNDLE) $(GPU_BUNDLE).tar.gz
 	mkdir -p $(GPU_BUNDLE)/src
 	git ls-files -z -- $(GPU_TESTS) client/c client/python control/testdata gpubackend/testdata internal/fakecuda \

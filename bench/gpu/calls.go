@@ -14,10 +14,10 @@ import (
 // callSize is the largest range of the rows about acquire and release.
 const callSize = 1 << 30
 
-// window is a part of n bytes that is compared after each round, another one each time.
+// window returns the part of n bytes that is compared after a round, another part each time.
 func window(round int, n int64) (off, size int64) { return piece(round%pieces(n), n) }
 
-// releaseRows release what a kernel stored into some of the pages.
+// releaseRows measure the release of stores by a kernel into some of the pages.
 func releaseRows(_ context.Context, s *session) ([]rows.Row, error) {
 	g, n := s.gpus[0], s.call
 	const name = "release"
@@ -55,7 +55,7 @@ func releaseRows(_ context.Context, s *session) ([]rows.Row, error) {
 			Sides: []rows.Side{
 				{Name: "gaiafs",
 					Prepare: func(context.Context) error {
-						// What was released before comes home, and the device agrees with it.
+						// What was released before goes home, and the device agrees with it.
 						if err := m.Flush(0, n); err != nil || touched == 0 {
 							return err
 						}
@@ -102,7 +102,7 @@ func releaseRows(_ context.Context, s *session) ([]rows.Row, error) {
 	return list, nil
 }
 
-// acquireRows acquire what a CPU program wrote into some of the pages.
+// acquireRows measure acquires after a CPU program has written some of the pages.
 func acquireRows(_ context.Context, s *session) ([]rows.Row, error) {
 	g, n := s.gpus[0], s.call
 	const name = "acquire"
@@ -156,7 +156,7 @@ func acquireRows(_ context.Context, s *session) ([]rows.Row, error) {
 			Sides: append([]rows.Side{{Name: "gaiafs",
 				Prepare: func(context.Context) (err error) {
 					if m == nil {
-						// Only this mapping exists, so that it decides how pages are brought up to date.
+						// Only this mapping exists, so it alone decides how pages are brought up to date.
 						s.endRow(unmap)
 						if m, err = s.mount.mapFile(name, 0, n, c.prot, g.device()); err != nil {
 							return err
@@ -186,7 +186,7 @@ type acquiring struct {
 	round int
 }
 
-// changed is how many pages are changed each time.
+// changed returns how many pages are changed each time.
 func (a *acquiring) changed() int64 { return (a.n + 100*pageSize - 1) / (100 * pageSize) }
 
 func (a *acquiring) scattered() error {
@@ -214,7 +214,7 @@ func (a *acquiring) acquire(m *gaiafs.Mapping) (float64, error) {
 	}
 	off, size := window(a.round, a.n)
 	a.round++
-	if err == nil && off > 0 { // what contiguous changes is at the start
+	if err == nil && off > 0 { // contiguous changes pages at the start
 		err = a.s.check.same(a.g, addressOf(m), a.f, 0, min(size, a.n))
 	}
 	return ms(took), errors.Join(err, a.s.check.same(a.g, addressOf(m)+address(off), a.f, off, size))
@@ -234,7 +234,7 @@ func (s *session) copyOutPinned(g gpu, from address, n int64) error {
 	})
 }
 
-// copyPinned copies n bytes of page-locked memory to a GPU, whatever they are, two copies at a time.
+// copyPinned copies n bytes of arbitrary page-locked memory to a GPU, two copies at a time.
 func (s *session) copyPinned(g gpu, to address, n int64) error {
 	free, err := s.pipelineMemory()
 	if err != nil {

@@ -7,10 +7,10 @@ import (
 	"sync/atomic"
 )
 
-// loader brings n bytes of a file into memory of a GPU as programs without gaiafs do.
+// loader brings n bytes of a file into a GPU's memory in one of the ways that programs without gaiafs use.
 type loader func(path string, g gpu, to address, n int64) error
 
-// loadPageable reads into ordinary memory and copies that, in turns.
+// loadPageable reads into ordinary memory and copies from there, in turn.
 func (s *session) loadPageable(path string, g gpu, to address, n int64) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -34,13 +34,13 @@ func (s *session) loadPageable(path string, g gpu, to address, n int64) error {
 	return nil
 }
 
-// pipelineChunk is what a pipeline reads and copies at a time, pipelineBuffers how many of these are on their way.
+// pipelineChunk is how much a pipeline reads and copies at a time; pipelineBuffers is how many chunks are in flight.
 const (
 	pipelineChunk   = 16 << 20
 	pipelineBuffers = 16
 )
 
-// loadPinned reads into page-locked memory by some threads while others copy what was read before.
+// loadPinned reads into page-locked memory with some threads, while others copy what has been read.
 func (s *session) loadPinned(readers, copiers int) loader {
 	return func(path string, g gpu, to address, n int64) error {
 		f, err := os.Open(path)
@@ -90,7 +90,7 @@ func (s *session) loadPinned(readers, copiers int) loader {
 	}
 }
 
-// pipelineMemory returns the page-locked buffers of pipelines, which one at a time uses.
+// pipelineMemory returns the page-locked buffers of pipelines. One pipeline uses them at a time.
 func (s *session) pipelineMemory() (chan []byte, error) {
 	if s.pipeline != nil {
 		return s.pipeline, nil

@@ -12,7 +12,7 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// kernelsPTX is the kernels of GPU programs, compiled from kernels.cu.
+// kernelsPTX has the kernels of GPU programs, compiled from kernels.cu.
 //
 //go:generate ./ptx.sh
 //go:embed kernels.ptx
@@ -28,8 +28,8 @@ type (
 	cudaStream   uintptr
 )
 
-// cudaDriver is the functions of libcuda that GPU programs of the bench call. A pointer argument is the caller's and
-// used only until the call returns, but for the host memory of copies, which is theirs until the stream is done.
+// cudaDriver has the functions of libcuda that the bench's GPU programs call. Memory behind a pointer argument belongs
+// to the caller and is used only until the call returns. Host memory of copies is in use until the stream has finished.
 type cudaDriver struct {
 	init           func(flags uint32) cudaResult
 	version        func(version *int32) cudaResult
@@ -56,7 +56,7 @@ type cudaDriver struct {
 	copyWithinDevice func(to, from address, n uintptr, s cudaStream) cudaResult
 }
 
-// loadCUDA loads the machine's driver, once.
+// loadCUDA loads the machine's driver once.
 var loadCUDA = sync.OnceValues(func() (*cudaDriver, error) {
 	const library = "libcuda.so.1"
 	handle, err := purego.Dlopen(library, purego.RTLD_NOW|purego.RTLD_GLOBAL)
@@ -97,12 +97,12 @@ var loadCUDA = sync.OnceValues(func() (*cudaDriver, error) {
 	return d, d.check("cuInit", d.init(0))
 })
 
-// check makes an error of what a call returned.
+// check converts the result of a call to an error.
 func (d *cudaDriver) check(call string, r cudaResult) error {
 	if r == 0 {
 		return nil
 	}
-	words := "no words for it"
+	words := "no description"
 	var text *byte
 	if d.errorString(r, &text) == 0 && text != nil {
 		words = cString(text)
@@ -110,7 +110,7 @@ func (d *cudaDriver) check(call string, r cudaResult) error {
 	return fmt.Errorf("%s: %s (CUDA error %d)", call, words, r)
 }
 
-// cString copies a text of the driver, which ends with a zero and is never freed.
+// cString copies a text of the driver, which ends with a zero byte and is never freed.
 func cString(text *byte) string {
 	n := 0
 	for *(*byte)(unsafe.Add(unsafe.Pointer(text), n)) != 0 {
@@ -119,7 +119,7 @@ func cString(text *byte) string {
 	return string(unsafe.Slice(text, n))
 }
 
-// cudaGPU is a GPU by its primary context, which stays until the process ends.
+// cudaGPU is a GPU, used through its primary context. The context lives until the process ends.
 type cudaGPU struct {
 	// immutable
 	drv                  *cudaDriver
@@ -129,10 +129,10 @@ type cudaGPU struct {
 	touchKernel, painter cudaFunction
 
 	mu   sync.Mutex
-	idle []cudaStream // guarded by mu
+	idle []cudaStream // protected by mu
 }
 
-// openCUDA opens the GPU that CUDA counts as ordinal in this process.
+// openCUDA opens the GPU with this CUDA ordinal in this process.
 func openCUDA(ordinal int) (*cudaGPU, error) {
 	drv, err := loadCUDA()
 	if err != nil {
@@ -179,9 +179,9 @@ func (g *cudaGPU) loadKernels() error {
 	return nil
 }
 
-// with calls f while the GPU's context is the thread's current one, and leaves the thread as it was.
+// with calls f while the GPU's context is current on the thread, and restores the previous context afterwards.
 func (g *cudaGPU) with(f func() error) error {
-	runtime.LockOSThread() // a context is current to a thread
+	runtime.LockOSThread() // a context is current per thread
 	defer runtime.UnlockOSThread()
 	if err := g.drv.check("cuCtxPushCurrent", g.drv.contextPush(g.context)); err != nil {
 		return err
@@ -191,7 +191,7 @@ func (g *cudaGPU) with(f func() error) error {
 	return errors.Join(err, g.drv.check("cuCtxPopCurrent", g.drv.contextPop(&popped)))
 }
 
-// do queues work into a stream that nobody else uses meanwhile, and waits for it.
+// do queues work into a stream that nothing else uses, and waits for the work.
 func (g *cudaGPU) do(call string, queue func(s cudaStream) cudaResult) error {
 	return g.with(func() error {
 		g.mu.Lock()
@@ -235,7 +235,7 @@ func (g *cudaGPU) pinned(n int64) (p []byte, err error) {
 		if err := g.drv.check("cuMemHostAlloc", g.drv.hostAlloc(&start, uintptr(n), portable)); err != nil {
 			return err
 		}
-		p = unsafe.Slice((*byte)(start), n) // the driver's, and never freed
+		p = unsafe.Slice((*byte)(start), n) // owned by the driver, and never freed
 		return nil
 	})
 }
@@ -257,8 +257,8 @@ func (g *cudaGPU) copyWithin(to, from address, n int64) error {
 		func(s cudaStream) cudaResult { return g.drv.copyWithinDevice(to, from, uintptr(n), s) })
 }
 
-// launchFor starts f with a thread for each of n pieces of work, up to a number that fills any GPU, once for each of
-// the lists of arguments, one after the other.
+// launchFor launches f with a thread for each of n pieces of work, up to a number that fills any GPU. It launches once
+// per list of arguments, one after the other.
 func (g *cudaGPU) launchFor(f cudaFunction, n int64, each ...[]uint64) error {
 	const block, most = 256, 8192
 	grid := uint32(max(1, min((n+block-1)/block, most)))

@@ -10,11 +10,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// fakeVariable is set in a process that was started with the fake libcuda.
+// fakeVariable is set in a process that uses the fake libcuda.
 const fakeVariable = "GAIAFS_TEST_FAKE_CUDA"
 
-// withFake runs the test again in a process that finds the fake libcuda, with what the benchmarks need besides. It
-// reports whether this is that process.
+// withFake runs the test again in a process that finds the fake libcuda. It reports whether this is that process.
 func withFake(t *testing.T, env ...string) bool {
 	if os.Getenv(fakeVariable) != "" {
 		return true
@@ -46,7 +45,7 @@ func withFake(t *testing.T, env ...string) bool {
 	return false
 }
 
-// A GPU by the driver does what a stand-in does.
+// A cudaGPU does the same as a hostGPU.
 func TestCUDAGPUDoesAsTheHost(t *testing.T) {
 	if !withFake(t) {
 		return

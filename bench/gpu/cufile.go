@@ -17,38 +17,38 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cuFile is NVIDIA's library for reading files into GPU memory (GPUDirect Storage). Here it is in its compatibility
-// mode, which it is in wherever its kernel module or the right disk is missing: it reads and copies.
+// cuFile is NVIDIA's library for reading files into GPU memory (GPUDirect Storage). This bench uses its compatibility
+// mode, in which it reads and copies. It always runs in that mode if its kernel module or a suitable disk is missing.
 type cuFile struct {
 	gpu        *cudaGPU
 	folder     string // of its log
-	flags      int    // that it takes files with, besides O_RDONLY
+	flags      int    // flags for opening files, besides O_RDONLY
 	register   func(handle *uintptr, description *cuFileDescription) uint64
 	deregister func(handle uintptr)
 	readFile   func(handle uintptr, to address, n uintptr, off, into int64) int64
 }
 
-// cuFileDescription is a CUfileDescr_t with a descriptor of Linux.
+// cuFileDescription is a CUfileDescr_t with a Linux descriptor.
 type cuFileDescription struct {
 	kind int32 // 1: CU_FILE_HANDLE_TYPE_OPAQUE_FD
 	_    int32
 	fd   int32
 	_    int32
-	_    uintptr // operations of a filesystem in user space
+	_    uintptr // operations of a user-space filesystem
 }
 
-// The description is what the library expects.
+// The description has the size that the library expects.
 var _ [24]byte = [unsafe.Sizeof(cuFileDescription{})]byte{}
 
-// kernelModules is a file that the library (1.15) reads without end where it cannot be opened. Tests change it.
+// kernelModules is a file that the library (1.15) tries to read forever if it cannot be opened. Tests change it.
 var kernelModules = "/proc/modules"
 
-// cuFileReaders is how many threads read at once, each a part of its own.
+// cuFileReaders is how many threads read at once, each a different part.
 const cuFileReaders = 8
 
-// configureCuFile writes a configuration into a folder, and returns the environment that has the library use it and its
-// compatibility mode, also where it need not. Logs go to the folder. What is not about that is as in the configuration
-// that NVIDIA ships, without which the library has no threads of its own.
+// configureCuFile writes a configuration into a folder. It returns the environment that makes the library use it, with
+// compatibility mode forced. Logs go to the folder. All other settings are those of the configuration that NVIDIA
+// ships; without them, the library has no threads of its own.
 func configureCuFile(folder string) (environment []string, err error) {
 	text, err := json.MarshalIndent(map[string]any{
 		"logging": map[string]any{"dir": folder, "level": "INFO"},
@@ -69,8 +69,9 @@ func configureCuFile(folder string) (environment []string, err error) {
 		nil
 }
 
-// openCuFile loads the library, which stays. folder is that of its log. errMissing where there is none. Its functions
-// return a CUfileError_t, 8 bytes in a register: the library's error in the lower half, CUDA's in the upper one.
+// openCuFile loads the library, which stays loaded. folder is that of its log. It fails with errMissing if there is no
+// library. The library's functions return a CUfileError_t, 8 bytes in a register: the library's error in the lower
+// half, CUDA's in the upper half.
 func openCuFile(g gpu, folder string) (*cuFile, error) {
 	cuda, ok := g.(*cudaGPU)
 	if !ok {
@@ -82,7 +83,7 @@ func openCuFile(g gpu, folder string) (*cuFile, error) {
 	candidates := []string{"libcufile.so.0", "libcufile.so"}
 	for _, pattern := range []string{"/usr/local/cuda*/lib64/libcufile.so.0",
 		"/usr/local/cuda*/targets/*/lib/libcufile.so.0"} {
-		found, _ := filepath.Glob(pattern) // the pattern is well-formed
+		found, _ := filepath.Glob(pattern) // the pattern is valid
 		candidates = append(candidates, found...)
 	}
 	var handle uintptr
@@ -112,7 +113,7 @@ func openCuFile(g gpu, folder string) (*cuFile, error) {
 	return c, cuda.with(func() error { return c.logged(checkCuFile("cuFileDriverOpen", open())) })
 }
 
-// cuFileErrors has words for the errors that a reader may meet (CUfileOpError).
+// cuFileErrors describes the errors that a reader may get (CUfileOpError).
 var cuFileErrors = map[int32]string{
 	5001: "the driver is not initialised",
 	5006: "the driver is closing",
@@ -130,20 +131,20 @@ var cuFileErrors = map[int32]string{
 	5034: "disabled by the configuration",
 }
 
-// checkCuFile makes an error of what a call returned.
+// checkCuFile converts the result of a call to an error.
 func checkCuFile(call string, r uint64) error {
 	code, cuda := int32(r), int32(r>>32)
 	if code == 0 {
 		return nil
 	}
-	text := fmt.Sprintf("%s: %s (cuFile error %d)", call, cmp.Or(cuFileErrors[code], "no words for it"), code)
+	text := fmt.Sprintf("%s: %s (cuFile error %d)", call, cmp.Or(cuFileErrors[code], "no description"), code)
 	if cuda != 0 {
 		text += fmt.Sprintf(", CUDA error %d", cuda)
 	}
 	return errors.New(text)
 }
 
-// logged adds to an error, which may be nil, the last that the library logged.
+// logged adds the end of the library's log to an error, which may be nil.
 func (c *cuFile) logged(err error) error {
 	if said := lastOfLog(c.folder); err != nil && said != "" {
 		return fmt.Errorf("%w; cuFile's log says: %s", err, said)
@@ -151,10 +152,11 @@ func (c *cuFile) logged(err error) error {
 	return err
 }
 
-// lastOfLog returns the last errors in the newest log of a folder, shortened, or its last lines where it has no errors.
+// lastOfLog returns the last errors in the newest log of a folder, shortened. If there are no errors, it returns the
+// last lines.
 func lastOfLog(folder string) string {
 	const most = 5
-	logs, _ := filepath.Glob(filepath.Join(folder, "*.log")) // the pattern is well-formed
+	logs, _ := filepath.Glob(filepath.Join(folder, "*.log")) // the pattern is valid
 	var newest string
 	var at time.Time
 	for _, l := range logs {
@@ -168,7 +170,7 @@ func lastOfLog(folder string) string {
 	}
 	var lines, errs []string
 	for line := range strings.Lines(string(text)) {
-		_, after, found := strings.Cut(line, "] ") // of the time and the process
+		_, after, found := strings.Cut(line, "] ") // after the time and the process
 		if !found {
 			after = line
 		}
@@ -187,8 +189,8 @@ func lastOfLog(folder string) string {
 	return strings.Join(lines[max(0, len(lines)-most):], " | ")
 }
 
-// open opens and registers a file as the library takes it. Without O_DIRECT it reads through the kernel's cache, as
-// what it is compared with does; with O_DIRECT past it.
+// open opens and registers a file in a way that the library accepts. Without O_DIRECT it reads through the kernel's
+// cache, like the other sides; with O_DIRECT past it.
 func (c *cuFile) open(path string) (f *os.File, handle uintptr, err error) {
 	var errs []error
 	for _, flags := range slices.Compact([]int{c.flags, unix.O_DIRECT}) {
@@ -211,8 +213,8 @@ func (c *cuFile) open(path string) (f *os.File, handle uintptr, err error) {
 	return nil, 0, c.logged(errors.Join(errs...))
 }
 
-// read reads n bytes of a file into fresh memory of the GPU, on several threads, and calls look with that, which does
-// not count.
+// read reads n bytes of a file into fresh memory of the GPU, on several threads. Then it calls look with that memory,
+// outside the measured time.
 func (c *cuFile) read(path string, n int64, look func(a address) error) (took time.Duration, err error) {
 	start := time.Now()
 	to, err := c.gpu.alloc(n)
@@ -248,10 +250,10 @@ func (c *cuFile) read(path string, n int64, look func(a address) error) (took ti
 	return took, errors.Join(append(errs, look(to))...)
 }
 
-// note says what a reader of the figures must know.
+// note returns a remark for readers of the figures.
 func (c *cuFile) note() string {
 	if c.flags == unix.O_DIRECT {
-		return "cuFile takes files with O_DIRECT only here, and so reads the disk"
+		return "here cuFile accepts files only with O_DIRECT, so it reads the disk"
 	}
 	return ""
 }

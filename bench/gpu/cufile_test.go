@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cuFileOnFake reads a file by the fake libcufile, in a process with that environment. It reports whether this is that
-// process, and what came of it.
+// cuFileOnFake reads a file with the fake libcufile, in a process with that environment. It reports whether this is
+// that process, and returns the result.
 func cuFileOnFake(t *testing.T, fake string) (here bool, a answer, err error) {
 	folder := t.TempDir()
 	const variable = "CUFILE_ENV_PATH_JSON"

@@ -18,23 +18,23 @@ import (
 
 const (
 	pageSize = 4096
-	// pieceSize is what one SHA-256 is of.
+	// pieceSize is how many bytes one SHA-256 covers.
 	pieceSize = 64 << 20
-	// headerSize is the length of a data file's header, which makes it a file of safetensors.
+	// headerSize is the length of a data file's header, which makes it a safetensors file.
 	headerSize = 64 << 10
 )
 
-// dataFile is a file whose bytes are known by their sums.
+// dataFile is a file whose bytes are checked by their hashes.
 type dataFile struct {
 	name string
 	size int64
 	sums [][sha256.Size]byte // of each pieceSize bytes, and of the rest
 }
 
-// looked are the pieces that are looked at where that must be quick: the first, one in the middle and the last.
+// looked returns the pieces for a quick check: the first, one in the middle and the last.
 func (d *dataFile) looked() []int { return []int{0, len(d.sums) / 2, len(d.sums) - 1} }
 
-// same compares the sums that another process has of the pieces looked at.
+// same compares the hashes that another process computed for the pieces of looked.
 func (d *dataFile) same(sums [][]byte) error {
 	for k, i := range d.looked() {
 		if k >= len(sums) || !bytes.Equal(sums[k], d.sums[i][:]) {
@@ -54,8 +54,8 @@ func piece(i int, n int64) (off, size int64) {
 	return off, min(pieceSize, n-off)
 }
 
-// parallel calls f for 0 to n-1, up to `most` at a time or as many as there are processors where that is 0, and returns
-// the first errors.
+// parallel calls f for 0 to n-1, up to `most` calls at a time; 0 means as many as there are processors. It returns the
+// first errors.
 func parallel(n, most int, f func(i int) error) error {
 	workers := min(n, runtime.GOMAXPROCS(0))
 	if most > 0 {
@@ -75,14 +75,14 @@ func parallel(n, most int, f func(i int) error) error {
 	return errors.Join(errs...)
 }
 
-// safetensorsHeader describes size-headerSize bytes as tensors of one byte an element, none larger than a piece.
+// safetensorsHeader describes size-headerSize bytes as tensors of one-byte elements, none larger than a piece.
 func safetensorsHeader(size int64) ([]byte, error) {
 	type tensor struct {
 		Type    string   `json:"dtype"`
 		Shape   []int64  `json:"shape"`
 		Offsets [2]int64 `json:"data_offsets"`
 	}
-	const most = 500 // tensors, for which the header has room
+	const most = 500 // as many tensors as fit into the header
 	if size > most*pieceSize {
 		return nil, fmt.Errorf("a file of %s has more tensors than its header has room for; the largest is %s",
 			sizeText(size), sizeText(most*pieceSize))
@@ -101,7 +101,7 @@ func safetensorsHeader(size int64) ([]byte, error) {
 	return append(append(header, text...), bytes.Repeat([]byte(" "), room-len(text))...), nil
 }
 
-// makeData makes a data file of random bytes on the backing filesystem, and brings it to the disk.
+// makeData makes a data file of random bytes on the backing filesystem, and writes it to the disk.
 func makeData(path, name string, size int64) (*dataFile, error) {
 	header, err := safetensorsHeader(size)
 	if err != nil {
@@ -112,9 +112,9 @@ func makeData(path, name string, size int64) (*dataFile, error) {
 		return nil, err
 	}
 	defer f.Close()
-	// Without room it fails here and not in the middle. Some filesystems cannot reserve.
+	// If the disk is full, it fails here and not later. Some filesystems cannot reserve space.
 	if err := unix.Fallocate(int(f.Fd()), 0, 0, size); err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
-		return nil, fmt.Errorf("no room for %d bytes at %s: %w; choose another directory with --dir, or a smaller --size", size, path, err)
+		return nil, fmt.Errorf("no space for %d bytes at %s: %w; choose another directory with --dir, or a smaller --size", size, path, err)
 	}
 	d := &dataFile{name: name, size: size, sums: make([][sha256.Size]byte, pieces(size))}
 	err = parallel(len(d.sums), 0, func(i int) error {
@@ -124,7 +124,7 @@ func makeData(path, name string, size int64) (*dataFile, error) {
 			return err
 		}
 		defer unix.Munmap(p)
-		_, _ = rand.NewChaCha8([32]byte{1, byte(i), byte(i >> 8)}).Read(p) // it never fails
+		_, _ = rand.NewChaCha8([32]byte{1, byte(i), byte(i >> 8)}).Read(p) // never fails
 		if i == 0 {
 			copy(p, header)
 		}
@@ -138,13 +138,13 @@ func makeData(path, name string, size int64) (*dataFile, error) {
 	return d, f.Sync()
 }
 
-// checker compares memory of a GPU with what it should be.
+// checker compares a GPU's memory with the expected bytes.
 type checker struct {
 	gpu     gpu
-	buffers chan []byte // page-locked, a piece each
+	buffers chan []byte // page-locked, one piece each
 }
 
-// newChecker takes page-locked memory for n pieces at a time.
+// newChecker allocates page-locked memory for n pieces at a time.
 func newChecker(g gpu, n int) (*checker, error) {
 	c := &checker{gpu: g, buffers: make(chan []byte, n)}
 	for range n {
@@ -157,7 +157,7 @@ func newChecker(g gpu, n int) (*checker, error) {
 	return c, nil
 }
 
-// read calls f with each piece of the n bytes at a, on several goroutines. on is the GPU that has them.
+// read calls f with each piece of the n bytes at a, on several goroutines. on is the GPU with that memory.
 func (c *checker) read(on gpu, a address, n int64, f func(i int, p []byte) error) error {
 	return parallel(pieces(n), cap(c.buffers), func(i int) error {
 		off, size := piece(i, n)
@@ -170,11 +170,11 @@ func (c *checker) read(on gpu, a address, n int64, f func(i int, p []byte) error
 	})
 }
 
-// data compares n bytes at a, which is the start of the memory or a multiple of pieceSize into it, with d.
+// data compares n bytes at a with d. a is the start of the memory, or a multiple of pieceSize into it.
 func (c *checker) data(on gpu, a address, n int64, d *dataFile) error {
 	return c.read(on, a, n, func(i int, p []byte) error {
 		if len(p) < pieceSize && int64(i)*pieceSize+int64(len(p)) < d.size {
-			return nil // no sum is known of a part of a piece
+			return nil // there is no hash for a part of a piece
 		}
 		if sha256.Sum256(p) != d.sums[i] {
 			return fmt.Errorf("wrong bytes: piece %d of %s in the memory of %s has another SHA-256 than the file", i,
@@ -184,7 +184,7 @@ func (c *checker) data(on gpu, a address, n int64, d *dataFile) error {
 	})
 }
 
-// same compares n bytes at a with those at off of a file.
+// same compares n bytes at a with those at off in a file.
 func (c *checker) same(on gpu, a address, f *os.File, off, n int64) error {
 	return c.read(on, a, n, func(i int, p []byte) error {
 		at, _ := piece(i, n)
@@ -200,7 +200,7 @@ func (c *checker) same(on gpu, a address, f *os.File, off, n int64) error {
 	})
 }
 
-// wrongInFile counts the bytes of the first n of a file that no writer of stripes with the seed stored.
+// wrongInFile counts bytes among the first n of a file that no writer of stripes with this seed stored.
 func wrongInFile(f *os.File, n int64, seed byte) (int64, error) {
 	var total atomic.Int64
 	err := parallel(pieces(n), 0, func(i int) error {

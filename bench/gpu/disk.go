@@ -18,8 +18,8 @@ func sameDevice(a, b fs.FileInfo) bool {
 	return ok && ok2 && x.Dev == y.Dev
 }
 
-// dropCaches brings a file to the disk and makes the kernel forget its bytes, and the machine's other caches where this
-// process may: all reports whether it did.
+// dropCaches writes a file to the disk and makes the kernel forget its bytes. If this process may, it also drops the
+// machine's other caches: all reports whether it did.
 func dropCaches(path string) (all bool, err error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -36,7 +36,7 @@ func dropCaches(path string) (all bool, err error) {
 	return err == nil, err
 }
 
-// warmUp reads those of the first n bytes of a file that the kernel does not hold.
+// warmUp reads those of the first n bytes of a file that are not in the kernel's cache.
 func warmUp(path string, n int64) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -73,7 +73,7 @@ func warmUp(path string, n int64) error {
 func readDirect(path string, n int64) (time.Duration, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECT, 0)
 	if err != nil {
-		return 0, fmt.Errorf("%w; --dir must be on a filesystem that has O_DIRECT", err)
+		return 0, fmt.Errorf("%w; --dir must be on a filesystem with O_DIRECT", err)
 	}
 	defer f.Close()
 	buffers := make(chan []byte, directReads)
@@ -92,14 +92,14 @@ func readDirect(path string, n int64) (time.Duration, error) {
 		off := int64(i) * directRead
 		got, err := unix.Pread(int(f.Fd()), p, off)
 		if err == nil && int64(got) < min(directRead, n-off) {
-			err = fmt.Errorf("%s: %d bytes at %d, where more are", path, got, off)
+			err = fmt.Errorf("%s: short read of %d bytes at %d", path, got, off)
 		}
 		return err
 	})
 	return time.Since(start), err
 }
 
-// How much the disk is asked for at a time, and in how many requests at once.
+// Size of the reads, and how many of them run concurrently.
 const (
 	directRead  = 4 << 20
 	directReads = 16

@@ -67,7 +67,7 @@ func TestKernelsAreCompiledFromTheirSource(t *testing.T) {
 	}
 }
 
-// Writers with stripes of their own store every byte once, in whatever parts the memory comes.
+// Writers with separate stripes store every byte once, however the memory is divided.
 func TestStripesOfAllWritersAreTheWhole(t *testing.T) {
 	for _, c := range []struct{ size, width, writers, part int64 }{
 		{4096, 1, 2, 4096}, {4096, 8, 2, 1000}, {10_000, 64, 3, 777}, {100, 4096, 2, 33}, {300_000, 100_000, 2, 4096},
@@ -186,7 +186,7 @@ func TestDirectReadsReadAll(t *testing.T) {
 	}
 	require.NoError(t, err)
 	_, err = readDirect(path, 4*directRead)
-	require.ErrorContains(t, err, "where more are")
+	require.ErrorContains(t, err, "short read of")
 	require.NoError(t, warmUp(path, 3*directRead+8192))
 }
 
@@ -219,8 +219,7 @@ func TestSafetensorsAnswers(t *testing.T) {
 	require.ErrorContains(t, err, "torch")
 }
 
-// TestModulesOfTheCurrentFolder: what lies in the folder that the benchmarks run in is not taken for PyTorch or
-// safetensors.
+// TestModulesOfTheCurrentFolder: modules in the current folder are not taken for PyTorch or safetensors.
 func TestModulesOfTheCurrentFolder(t *testing.T) {
 	python, err := exec.LookPath("python3")
 	if err != nil {
@@ -265,7 +264,7 @@ func TestWrongUsage(t *testing.T) {
 	require.Contains(t, out.String(), "sharing\n")
 }
 
-// program builds gaiafs, or takes the one that the environment names where there is no Go.
+// program builds gaiafs, or returns the one named in the environment if there is no Go.
 func program(t *testing.T) string {
 	if path := os.Getenv("GAIAFS_BINARY"); path != "" {
 		return path
@@ -315,7 +314,7 @@ func TestARunOnEmulatedDevices(t *testing.T) {
 	require.NotContains(t, string(mounts), dir)
 }
 
-// What is measured fits into any GPU, beside what it is compared with.
+// The measured files fit on any GPU, together with the other sides.
 func TestSizesFitTheGPU(t *testing.T) {
 	const g = int64(1 << 30)
 	for _, free := range []int64{g, 4 * g, 7*g + 12345, 12 * g, 24 * g, 80 * g, 140 * g} {
@@ -348,7 +347,7 @@ func TestOneDeviceSkipsRowsForTwo(t *testing.T) {
 	require.Contains(t, out.String(), "peer/pages from the other GPU: skipped: there is one")
 }
 
-// bundle makes what run.sh needs for the benchmarks, with a shell script in the place of the program.
+// bundle makes what run.sh needs for the benchmarks, with a shell script instead of the program.
 func bundle(t *testing.T, script string) (dir string) {
 	if _, err := exec.LookPath("bash"); err != nil {
 		t.Skip("needs bash")
@@ -400,7 +399,7 @@ func TestRunScript(t *testing.T) {
 	}
 }
 
-// A folder without room, and a program that is ended in the middle, are told in words.
+// run.sh explains a folder without free space, and a program that was killed.
 func TestRunScriptTellsWhatItHas(t *testing.T) {
 	dir, out, work := bundle(t, `echo "warm/a row: 1.00"; echo noise; kill -9 $$`), filepath.Join(t.TempDir(), "out"),
 		t.TempDir()

@@ -8,18 +8,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hostGPU stands in for a GPU where devices are emulated: its memory is this process's.
+// hostGPU stands in for a GPU if devices are emulated: its memory belongs to this process.
 type hostGPU int
 
 func (g hostGPU) device() int { return int(g) }
 
 func (g hostGPU) String() string { return fmt.Sprintf("emulated device %d", int(g)) }
 
-// hostSizes has what alloc made: address to int64.
+// hostSizes has the sizes of what alloc made: address to int64.
 var hostSizes sync.Map
 
-// bytes returns n bytes of memory at a, which is the address of memory that alloc or a mapping of gaiafs made, outside
-// of Go's heap. It is valid as long as that is.
+// bytes returns n bytes of memory at a. a must be an address of memory that alloc or a gaiafs mapping made, outside
+// Go's heap. The slice is valid as long as that memory.
 func (a address) bytes(n int64) []byte {
 	return unsafe.Slice(*(**byte)(unsafe.Pointer(&a)), n)
 }
@@ -75,7 +75,7 @@ func (g hostGPU) paint(a address, s stripes, passes int) error {
 
 func (g hostGPU) freeMemory() (int64, error) { return 0, nil }
 
-// hostMemory returns n bytes outside of Go's heap, aligned to pages and already there.
+// hostMemory returns n bytes outside Go's heap, page-aligned and already populated.
 func hostMemory(n int64) ([]byte, error) {
 	return unix.Mmap(-1, 0, int(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_POPULATE)
 }

@@ -16,7 +16,7 @@ import (
 func gigabytes(n int64, took time.Duration) float64 { return float64(n) / 1e9 / took.Seconds() }
 func ms(d time.Duration) float64                    { return float64(d.Nanoseconds()) / 1e6 }
 
-// sizeText writes a size for people.
+// sizeText formats a size.
 func sizeText(n int64) string {
 	switch {
 	case n >= 1<<30 && n%(1<<30) == 0:
@@ -29,8 +29,8 @@ func sizeText(n int64) string {
 	return fmt.Sprintf("%d KiB", n>>10)
 }
 
-// gaiafsLoad is the side that maps the first n bytes of the data file on the first GPU, which has nothing of it. ready
-// brings about the state that the file is in then.
+// gaiafsLoad is the side that maps the first n bytes of the data file on the first GPU, which has none of them. ready
+// sets up the state of the file before that.
 func (s *session) gaiafsLoad(d *dataFile, n int64, ready func() error) rows.Side {
 	g := s.gpus[0]
 	return rows.Side{
@@ -63,10 +63,10 @@ func (s *session) gaiafsLoad(d *dataFile, n int64, ready func() error) rows.Side
 	}
 }
 
-// coldRound is about how long the disk is read for in a round.
+// coldRound is roughly how long a round reads the disk.
 const coldRound = 4 * time.Second
 
-// coldRows load a file that is on the disk only.
+// coldRows load a file that is only on the disk.
 func coldRows(_ context.Context, s *session) ([]rows.Row, error) {
 	d, err := s.dataFile()
 	if err != nil {
@@ -78,10 +78,10 @@ func coldRows(_ context.Context, s *session) ([]rows.Row, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A slow disk gets less to read: its speed shows in a few seconds.
+	// A slow disk reads less: its speed shows within a few seconds.
 	first := min(d.size, 512<<20)
 	took, err := readDirect(path, first)
-	if errors.Is(err, syscall.EINVAL) { // of open: the filesystem has none
+	if errors.Is(err, syscall.EINVAL) { // from open: the filesystem has no O_DIRECT
 		return []rows.Row{{Group: "cold", Name: "cold file to VRAM", Skip: err.Error()}}, nil
 	}
 	if err != nil {
@@ -89,9 +89,9 @@ func coldRows(_ context.Context, s *session) ([]rows.Row, error) {
 	}
 	n := min(d.size, max(1<<30, int64(float64(first)*coldRound.Seconds()/took.Seconds())&^(pieceSize-1)))
 	disk := "disk, O_DIRECT"
-	note := fmt.Sprintf("the disk is read by %d requests of %s at once", directReads, sizeText(directRead))
+	note := fmt.Sprintf("the disk gets %d requests of %s at once", directReads, sizeText(directRead))
 	if !all {
-		note += "; without the right to drop all caches, the file's own pages were"
+		note += "; without permission to drop all caches, only the file's pages were dropped"
 	}
 	return []rows.Row{{
 		Group: "cold", Name: "cold file to VRAM, " + sizeText(n), Unit: rows.GBPerSecond,
@@ -108,7 +108,7 @@ func coldRows(_ context.Context, s *session) ([]rows.Row, error) {
 	}}, nil
 }
 
-// Names of what loading is compared with.
+// Names of the other sides of loading.
 const (
 	sidePageable    = "read + copy, pageable"
 	sideDouble      = "read + copy, pinned, 1 reader"
@@ -117,7 +117,7 @@ const (
 	sideCuFile      = "cuFile, compatibility mode"
 )
 
-// warmRows load a file that the kernel holds.
+// warmRows load a file that is in the kernel's cache.
 func warmRows(ctx context.Context, s *session) ([]rows.Row, error) {
 	d, err := s.dataFile()
 	if err != nil {
@@ -159,7 +159,7 @@ func warmRows(ctx context.Context, s *session) ([]rows.Row, error) {
 			return took, errors.Join(err, g.free(to))
 		})
 	}
-	notes := []string{"all allocate device memory while the time runs, and pin host memory before"}
+	notes := []string{"all sides allocate device memory within the measured time, and pin host memory before it"}
 	for _, x := range []struct {
 		name  string
 		o     order
@@ -176,13 +176,13 @@ func warmRows(ctx context.Context, s *session) ([]rows.Row, error) {
 		var a answer
 		if err == nil {
 			s.later(c.end)
-			first := x.o // whatever is done only once is done, and what arrives is looked at
+			first := x.o // a warm-up for one-time work; its result is checked
 			first.Pieces = d.looked()
 			if a, err = c.do(first); err == nil && x.o.Do == "cufile" {
 				err = d.same(a.Sums)
 			}
 		}
-		if err != nil { // what cannot be compared with here is left out, and the table says why
+		if err != nil { // a side that cannot run here is left out, and the table says why
 			notes = append(notes, fmt.Sprintf("no %s: %s", x.name, strings.ReplaceAll(err.Error(), "\n", "; ")))
 			continue
 		}
@@ -200,10 +200,10 @@ func warmRows(ctx context.Context, s *session) ([]rows.Row, error) {
 	return []rows.Row{r}, nil
 }
 
-// cuFileFolder is where cuFile's configuration and log are.
+// cuFileFolder is the folder of cuFile's configuration and log.
 func (s *session) cuFileFolder() string { return filepath.Join(s.dir, "cufile") }
 
-// startCuFile starts a worker in which cuFile is configured, and udev knows the disk that the file is on. note says
+// startCuFile starts a worker in which cuFile is configured, and in which udev knows the disk of the file. note says
 // what was done for that.
 func (s *session) startCuFile(ctx context.Context, path string) (c *child, note string, err error) {
 	environment, err := configureCuFile(s.cuFileFolder())
@@ -226,11 +226,11 @@ func (s *session) startCuFile(ctx context.Context, path string) (c *child, note 
 		if err == nil {
 			kept := filepath.Join(s.cuFileFolder(), "run")
 			if _, err = c.do(order{Do: "udev", Outside: outside, Kept: kept, Name: name, Text: text}); err == nil {
-				return c, "cuFile was told what udev should know of the disk and does not here", nil
+				return c, "udev does not know the disk here, so cuFile was given the record that it needs", nil
 			}
 			c.end()
 		}
-		note = fmt.Sprintf("udev does not know the disk, and cuFile could not be told (%v)", err)
+		note = fmt.Sprintf("udev does not know the disk, and cuFile could not be given a record (%v)", err)
 	}
 	c, err = start(new(syscall.SysProcAttr))
 	return c, note, err

@@ -27,13 +27,13 @@ func main() {
 	}
 }
 
-// group is a set of rows that share what they run on. rows is called when the group's turn comes.
+// group is a set of rows that share files and mounts. rows is called when the group's turn comes.
 type group struct {
 	name string
 	rows func(ctx context.Context, s *session) ([]rows.Row, error)
 }
 
-// groups are in the order in which they run: those that tell most come first.
+// groups are in the order in which they run: the most informative ones first.
 var groups = []group{
 	{"warm", warmRows},
 	{"views", viewRows},
@@ -58,7 +58,7 @@ func groupNames() (names []string) {
 	return names
 }
 
-// sizeFlag is a number of bytes as a flag.
+// sizeFlag is a flag with a number of bytes.
 type sizeFlag int64
 
 func (f *sizeFlag) String() string { return sizeText(int64(*f)) }
@@ -76,12 +76,12 @@ func parseSize(text string) (int64, error) {
 	shift, ok := map[string]int{"": 0, "K": 10, "M": 20, "G": 30, "T": 40}[unit]
 	n, err := strconv.ParseInt(number, 10, 64)
 	if err != nil || !ok || n <= 0 || n > 1<<50>>shift {
-		return 0, fmt.Errorf("%q is no size; write one as 512MiB or 10GiB", text)
+		return 0, fmt.Errorf("%q is not a size; write one such as 512MiB or 10GiB", text)
 	}
 	return n << shift, nil
 }
 
-// parse reads the command line. What it has to say about flags goes to said.
+// parse reads the command line. Messages about flags go to said.
 func parse(args []string, said io.Writer) (o options, list bool, err error) {
 	flags := flag.NewFlagSet("gpu", flag.ContinueOnError)
 	flags.SetOutput(said)
@@ -89,17 +89,17 @@ func parse(args []string, said io.Writer) (o options, list bool, err error) {
 	flags.StringVar(&o.gpus, "gpus", "cuda:0", "devices, as for gaiafs mount: cuda:0,1 or emulated:2")
 	flags.StringVar(&o.program, "gaiafs", besideThis("gaiafs"), "the gaiafs `BINARY`")
 	flags.StringVar(&o.dir, "dir", os.TempDir(),
-		"directory on the backing filesystem; needs room for --size and 3 GiB more")
-	flags.StringVar(&o.python, "python", "python3", "Python that has PyTorch and safetensors")
-	flags.Var(&size, "size", "`SIZE` of the file that is loaded")
+		"directory on the backing filesystem; needs free space for --size and 3 GiB more")
+	flags.StringVar(&o.python, "python", "python3", "Python with PyTorch and safetensors")
+	flags.Var(&size, "size", "`SIZE` of the file to load")
 	flags.Var(&large, "large", "largest `SIZE` that a second process maps")
 	flags.IntVar(&o.runs, "runs", 5, "how often each side is measured")
-	seconds := flags.Int("time", 360, "`SECONDS` after which nothing more is begun, and the row that runs is cut off")
+	seconds := flags.Int("time", 360, "`SECONDS` after which no row begins, and the present row is cut off")
 	flags.StringVar(&o.rows, "rows", "", "only these groups, separated by commas: "+strings.Join(groupNames(), ","))
 	match := flags.String("run", "", "only rows whose GROUP/NAME matches this regular `EXPRESSION`")
-	flags.StringVar(&o.json, "json", "", "write everything measured to this file, anew after each row")
+	flags.StringVar(&o.json, "json", "", "write all measurements to this file, again after each row")
 	flags.StringVar(&o.markdown, "markdown", "", "write the tables in Markdown to this file")
-	listing := flags.Bool("list", false, "list the groups and end")
+	listing := flags.Bool("list", false, "list the groups and exit")
 	if err := flags.Parse(args); err != nil {
 		return o, false, err
 	}
@@ -125,7 +125,7 @@ func parse(args []string, said io.Writer) (o options, list bool, err error) {
 	return o, *listing, nil
 }
 
-// besideThis names a program in the folder of this one, or in the PATH where there is none.
+// besideThis returns the path of a program in this program's folder, or in PATH if it is not there.
 func besideThis(name string) string {
 	if exe, err := os.Executable(); err == nil {
 		path := filepath.Join(filepath.Dir(exe), name)
@@ -136,7 +136,7 @@ func besideThis(name string) string {
 	return name
 }
 
-// run carries out the command line.
+// run executes the command line.
 func run(args []string, out, progress io.Writer) (err error) {
 	o, list, err := parse(args, progress)
 	if errors.Is(err, flag.ErrHelp) {
@@ -151,7 +151,7 @@ func run(args []string, out, progress io.Writer) (err error) {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
-	signal.Ignore(syscall.SIGPIPE) // whoever stopped reading the table does not keep it from cleaning up
+	signal.Ignore(syscall.SIGPIPE) // it cleans up even if the reader of the table has gone
 	ctx, cancel := context.WithTimeout(ctx, o.time)
 	defer cancel()
 	s, err := newSession(ctx, o)
@@ -167,7 +167,7 @@ func run(args []string, out, progress io.Writer) (err error) {
 	}
 	fmt.Fprintln(progress, r.Machine.String())
 	if s.size < o.size {
-		fmt.Fprintf(progress, "files of %s are loaded: %s have no room on the GPU beside what they are compared with\n",
+		fmt.Fprintf(progress, "files of %s are loaded: %s do not fit on the GPU together with the other sides\n",
 			sizeText(s.size), sizeText(o.size))
 	}
 	begin := time.Now()
@@ -192,7 +192,7 @@ func run(args []string, out, progress io.Writer) (err error) {
 	return errors.Join(failed...)
 }
 
-// runGroup runs a group's rows. An error ends the group and not the run, and is a line of the table too.
+// runGroup runs a group's rows. An error ends the group, not the run, and is also a line of the table.
 func (s *session) runGroup(ctx context.Context, g *group, r *rows.Report, out io.Writer) error {
 	note := func(res rows.Result, took time.Duration) error {
 		r.Rows = append(r.Rows, res)

@@ -18,17 +18,17 @@ import (
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 )
 
-// mount is a mount that a gaiafs of its own process serves.
+// mount is a mount that a gaiafs in a separate process serves.
 type mount struct {
-	// source is the directory on the backing filesystem, dir the same one on the mount.
+	// source is the directory on the backing filesystem, dir the same directory on the mount.
 	source, dir string
 	cmd         *exec.Cmd
-	said        bytes.Buffer // of the daemon; complete once ended is closed
+	said        bytes.Buffer // the daemon's output; complete once ended is closed
 	ended       chan struct{}
 }
 
-// startMount mounts dir/source at dir/mnt, with more arguments, and returns once the mount can be used. Released bytes
-// come home only when they are asked for, so that no round pays for the one before.
+// startMount mounts dir/source at dir/mnt, with more arguments, and returns when the mount is usable. The daemon writes
+// released bytes home only on request, so no round pays for the one before it.
 func startMount(ctx context.Context, program, dir, gpus string, memory int64, more ...string) (*mount, error) {
 	m := &mount{source: filepath.Join(dir, "source"), dir: filepath.Join(dir, "mnt"), ended: make(chan struct{})}
 	if err := errors.Join(os.Mkdir(m.source, 0o755), os.Mkdir(m.dir, 0o755)); err != nil {
@@ -41,7 +41,7 @@ func startMount(ctx context.Context, program, dir, gpus string, memory int64, mo
 	}
 	m.cmd = exec.Command(program, append(append(args, more...), m.source, m.dir)...)
 	m.cmd.Stdout, m.cmd.Stderr = &m.said, &m.said
-	// It gets no Ctrl-C of the terminal, and is not left behind where this program is killed.
+	// It gets no Ctrl-C of the terminal, and ends if this program is killed.
 	m.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM, Setpgid: true}
 	if err := m.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("%w; name the gaiafs binary with --gaiafs", err)
@@ -60,13 +60,13 @@ func startMount(ctx context.Context, program, dir, gpus string, memory int64, mo
 			return nil, fmt.Errorf("%s mount ended: %s", program, strings.TrimSpace(m.said.String()))
 		case <-ctx.Done():
 			m.close()
-			return nil, fmt.Errorf("%s mount is not there in time (%w): %w", program, err, ctx.Err())
+			return nil, fmt.Errorf("%s mount was not ready in time (%w): %w", program, err, ctx.Err())
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
 }
 
-// close ends the daemon, which writes back and unmounts, and sees to it that nothing is mounted any more.
+// close ends the daemon, which writes back and unmounts, and makes sure that nothing stays mounted.
 func (m *mount) close() {
 	_ = m.cmd.Process.Signal(syscall.SIGTERM)
 	select {
@@ -76,7 +76,7 @@ func (m *mount) close() {
 		<-m.ended
 	}
 	if err := unix.Unmount(m.dir, unix.MNT_DETACH|unix.MNT_FORCE); errors.Is(err, unix.EPERM) {
-		_ = exec.Command("fusermount3", "-u", "-z", m.dir).Run() // fails where the daemon unmounted, as it should
+		_ = exec.Command("fusermount3", "-u", "-z", m.dir).Run() // fails if the daemon unmounted, as it should
 	}
 }
 
@@ -85,10 +85,10 @@ func (m *mount) open(name string) (*os.File, error) {
 	return os.OpenFile(m.path(name), os.O_RDWR, 0)
 }
 
-// path is that of a file on the mount.
+// path returns the path of a file on the mount.
 func (m *mount) path(name string) string { return filepath.Join(m.dir, name) }
 
-// home is the path of a file on the backing filesystem.
+// home returns the path of a file on the backing filesystem.
 func (m *mount) home(name string) string { return filepath.Join(m.source, name) }
 
 // mapFile maps n bytes at off of a file of the mount.
@@ -102,7 +102,7 @@ func (m *mount) mapFile(name string, off, n int64, prot gaiafs.Prot, device int,
 	return gaiafs.Map(f, off, n, prot, device, append(options, gaiafs.Stays())...)
 }
 
-// forget has a device give up what it holds of the n bytes at off of a file, none of which is mapped.
+// forget makes a device evict what it holds of the n bytes at off of a file. None of them may be mapped.
 func (m *mount) forget(name string, off, n int64, device int) error {
 	x, err := m.mapFile(name, off, n, gaiafs.ProtRead, device, gaiafs.Lazy())
 	if err != nil {
@@ -111,7 +111,7 @@ func (m *mount) forget(name string, off, n int64, device int) error {
 	return errors.Join(x.Advise(0, n, gaiafs.AdviceDontNeed), x.Close())
 }
 
-// mountStatus is what rows look at of docs/status.md.
+// mountStatus is the part of docs/status.md that rows use.
 type mountStatus struct {
 	Devices []struct {
 		Name   string `json:"name"`
@@ -133,7 +133,7 @@ func (m *mount) status() (s mountStatus, err error) {
 	return s, json.Unmarshal(text, &s)
 }
 
-// counted calls f and returns what it added to the mount's counters.
+// counted calls f and returns how much it added to the mount's counters.
 func (m *mount) counted(f func() error) (map[string]int64, error) {
 	before, err := m.status()
 	if err != nil {
@@ -154,5 +154,5 @@ func (m *mount) counted(f func() error) (map[string]int64, error) {
 	return after.Counters, nil
 }
 
-// address is where a mapping begins, for kernels and copies.
+// addressOf returns where a mapping begins, for kernels and copies.
 func addressOf(m *gaiafs.Mapping) address { return address(m.DevicePointer()) }

@@ -12,15 +12,15 @@ import (
 )
 
 const (
-	// outSize is the most that is brought from a GPU to programs on the CPU.
+	// outSize is the most that is brought from a GPU to CPU programs.
 	outSize = 4 << 30
-	// outBlock is what such a program reads at a time.
+	// outBlock is how much such a program reads at a time.
 	outBlock = 4 << 20
 
 	sideCopied = "pinned copy and write"
 )
 
-// outward is a file that a kernel writes all of.
+// outward is a file that a kernel overwrites completely.
 type outward struct {
 	s       *session
 	n       int64
@@ -32,7 +32,7 @@ type outward struct {
 	buffers [][]byte
 }
 
-// outRows bring what a kernel stored to a reader on the CPU, and to the disk.
+// outRows bring what a kernel stored to a CPU reader, and to the disk.
 func outRows(_ context.Context, s *session) ([]rows.Row, error) {
 	x := &outward{s: s, n: min(s.size, outSize) &^ (pageSize - 1)}
 	const name = "out"
@@ -63,7 +63,7 @@ func outRows(_ context.Context, s *session) ([]rows.Row, error) {
 	return append(list, x.row("until it is on the disk", 1.5, (*os.File).Sync)), nil
 }
 
-// row measures from when the kernel has stored everything until finish has returned.
+// row measures the time from the end of the kernel's stores until finish has returned.
 func (x *outward) row(name string, target float64, finish func(f *os.File) error) rows.Row {
 	paint := func(at address) error {
 		x.seed++
@@ -104,7 +104,7 @@ func (x *outward) row(name string, target float64, finish func(f *os.File) error
 	}
 }
 
-// done returns the speed, and an error where the file does not have what the kernel stored.
+// done returns the speed, or an error if the file differs from what the kernel stored.
 func (x *outward) done(start time.Time, f *os.File, err error) (float64, error) {
 	took := time.Since(start)
 	if err != nil {
@@ -117,7 +117,7 @@ func (x *outward) done(start time.Time, f *os.File, err error) (float64, error) 
 	return gigabytes(x.n, took), err
 }
 
-// write copies the private memory to pinned memory, and writes that, both at once.
+// write copies the private memory to pinned memory and writes that to the file, both at the same time.
 func (x *outward) write() error {
 	free, err := x.s.pipelineMemory()
 	if err != nil {
@@ -136,7 +136,7 @@ func (x *outward) write() error {
 	})
 }
 
-// read reads all of the file, in order, by so many at once.
+// read reads the whole file in order, with several readers at once.
 func (x *outward) read(f *os.File, readers int) error {
 	buffers := make(chan []byte, readers)
 	for len(x.buffers) < readers {

@@ -13,7 +13,7 @@ import (
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 )
 
-// peerRows bring pages to a GPU that another one has.
+// peerRows bring pages to a GPU that another GPU has.
 func peerRows(_ context.Context, s *session) ([]rows.Row, error) {
 	if len(s.gpus) < 2 {
 		return []rows.Row{{Group: "peer", Name: "pages from the other GPU", Skip: "there is one"}}, nil
@@ -31,8 +31,7 @@ func peerRows(_ context.Context, s *session) ([]rows.Row, error) {
 	var list []rows.Row
 	for _, n := range []int64{whole, 2 << 20, pageSize} {
 		var counters map[string]int64
-		// from measures how long the second GPU takes to have n bytes, with the first one having all of them or
-		// nothing.
+		// from measures how long the second GPU takes to get n bytes, with the first one having all of them or none.
 		from := func(name string, peer bool) rows.Side {
 			var held, m *gaiafs.Mapping
 			return rows.Side{
@@ -48,7 +47,7 @@ func peerRows(_ context.Context, s *session) ([]rows.Row, error) {
 						m, err = s.mount.mapFile(d.name, 0, whole, gaiafs.ProtRead, wants.device(), gaiafs.Lazy())
 					}
 					if err == nil {
-						err = m.Advise(0, whole, gaiafs.AdviceRandom) // nothing is fetched ahead
+						err = m.Advise(0, whole, gaiafs.AdviceRandom) // so that nothing is read ahead
 					}
 					return err
 				},

@@ -1,7 +1,6 @@
 #!/bin/sh
-# Compiles the bench's kernels to PTX for the oldest architecture of CUDA 13, into the folder given (this one without).
-# Needs nvcc. The first line of the result names the source that it was made from. gpubackend/cuda/ptx.sh says why the
-# version is lowered.
+# Compiles the bench's kernels to PTX for the oldest architecture of CUDA 13, into a folder (default: this one). Needs
+# nvcc. The first line of the result has the hash of the source. gpubackend/cuda/ptx.sh says why the version is lowered.
 set -eu
 cd "$(dirname "$0")"
 out=${1:-.}

@@ -7,16 +7,16 @@ import (
 	"os/exec"
 )
 
-// safetensorsProgram loads files by safetensors and PyTorch, and answers orders as a worker does.
+// safetensorsProgram loads files with safetensors and PyTorch, and answers orders as a worker does.
 //
 //go:embed safetensors.py
 var safetensorsProgram string
 
-// errorMissing makes an errMissing of why a program cannot be started.
+// errorMissing makes an errMissing from the reason why a program cannot be started.
 func errorMissing(err error) error { return fmt.Errorf("%w: %w", errMissing, err) }
 
-// startSafetensors starts the Python program on a GPU. It is killed where ctx ends. errMissing where Python or a module
-// of it is.
+// startSafetensors starts the Python program on a GPU. The program is killed when ctx ends. It fails with errMissing if
+// Python or a module is missing.
 func startSafetensors(ctx context.Context, python string, device int) (*child, error) {
 	c, err := startChild(exec.CommandContext(ctx, python, "-c", safetensorsProgram))
 	if err != nil {

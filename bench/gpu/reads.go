@@ -21,17 +21,17 @@ import (
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 )
 
-// readTime is how long programs on the CPU read in one round of a row, at most: they stop earlier when they have read
-// as much as the file has.
+// readTime is how long CPU programs read in one round of a row, at most. They stop earlier when they have read as many
+// bytes as the file has.
 const readTime = 2 * time.Second
 
-// readPattern is how programs on the CPU read a file.
+// readPattern is how CPU programs read a file.
 type readPattern struct {
 	name   string
 	size   int64
 	random bool
 	jobs   int
-	// limit is by how much reads that the GPU serves must be faster than the disk.
+	// limit is how many times as fast as the disk reads from the GPU must be.
 	limit float64
 }
 
@@ -42,8 +42,7 @@ var readPatterns = []readPattern{
 	{"a sequential read", 1 << 20, false, 1, 2},
 }
 
-// readRows have programs on the CPU read a file of which the host has nothing in memory, and a GPU all, a part, or
-// nothing.
+// readRows let CPU programs read a file of which the host's memory has nothing, and a GPU all, a part, or nothing.
 func readRows(_ context.Context, s *session) ([]rows.Row, error) {
 	d, err := s.dataFile()
 	if err != nil {
@@ -101,7 +100,7 @@ func readRows(_ context.Context, s *session) ([]rows.Row, error) {
 	return list, nil
 }
 
-// keep has a device hold the first n bytes of a file that nobody maps.
+// keep makes a device hold the first n bytes of a file that nobody maps.
 func (m *mount) keep(name string, n int64, device int) error {
 	x, err := m.mapFile(name, 0, n, gaiafs.ProtRead, device)
 	if err != nil {
@@ -110,7 +109,7 @@ func (m *mount) keep(name string, n int64, device int) error {
 	return x.Close()
 }
 
-// forgetPages has the kernel forget the bytes of one file.
+// forgetPages makes the kernel forget the bytes of one file.
 func forgetPages(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -119,8 +118,8 @@ func forgetPages(path string) error {
 	return errors.Join(f.Sync(), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED), f.Close())
 }
 
-// read reads the first n bytes of a file, each once at most if not at random, and returns the speed. What was read now
-// and then is compared with home.
+// read reads the first n bytes of a file and returns the speed. Unless the reads are random, it reads each byte at most
+// once. It compares some of the reads with home.
 func (p readPattern) read(path, home string, n int64) (speed float64, err error) {
 	var total, next atomic.Int64
 	var group sync.WaitGroup
@@ -134,7 +133,7 @@ func (p readPattern) read(path, home string, n int64) (speed float64, err error)
 	blocks := n / size
 	flags := os.O_RDONLY
 	if p.random {
-		flags |= unix.O_DIRECT // a page that was read before is not read from the kernel's memory
+		flags |= unix.O_DIRECT // a page that was read before must not come from the kernel's memory
 	}
 	start := time.Now()
 	for j := range p.jobs {
@@ -182,14 +181,14 @@ func (p readPattern) read(path, home string, n int64) (speed float64, err error)
 				return 0, err
 			}
 			if !bytes.Equal(want, x.buf) {
-				return 0, fmt.Errorf("wrong bytes: %d at %d of %s are not those of the file", size, x.off, path)
+				return 0, fmt.Errorf("wrong bytes: %d at %d of %s differ from the file", size, x.off, path)
 			}
 		}
 	}
 	return gigabytes(total.Load(), took), nil
 }
 
-// alignedBuffer returns n bytes that O_DIRECT takes.
+// alignedBuffer returns n bytes that O_DIRECT accepts.
 func alignedBuffer(n int64) []byte {
 	b := make([]byte, n+pageSize)
 	skip := -uintptr(unsafe.Pointer(&b[0])) & (pageSize - 1)

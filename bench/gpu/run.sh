@@ -1,23 +1,23 @@
 #!/bin/bash
-# Runs the tests and the benchmarks of gaiafs on the GPUs of this machine. It stands in the folder that `make gpu-bundle`
-# makes, and needs what is there; nvcc, PyTorch, safetensors and cuFile are used where they are.
+# Runs the tests and the benchmarks of gaiafs on the GPUs of this machine. It belongs into the folder that `make
+# gpu-bundle` makes, and needs the files there. It uses nvcc, PyTorch, safetensors and cuFile if they are installed.
 #
 #   ./run.sh [--tests] [--bench] [--quick] [--gpus 0,1] [--out DIR] [--dir DIR] [--size SIZE] [--time SECONDS] [--list]
 #            [STEP...]
 #
 #   --tests, --bench  only the tests, only the benchmarks; without either, both
 #   --quick           fewer steps and smaller files: a few minutes
-#   --gpus 0,1        the GPUs, as CUDA counts them; without it, all. emulated:2 checks the benchmarks where there is none
-#   --out DIR         where logs and results go: gpu-results below the current folder
-#   --dir DIR         a folder on the filesystem to measure on, with 3 GiB of room beside --size:
-#                     TMPDIR, or /tmp
-#   --size SIZE       of the file that benchmarks load, instead of 10GiB
-#   --time SECONDS    for everything: 1500, or 420 with --quick. What does not fit in is left out
+#   --gpus 0,1        the GPUs, as CUDA counts them; default: all. emulated:2 checks the benchmarks without a GPU
+#   --out DIR         where logs and results go (default: gpu-results in the current folder)
+#   --dir DIR         a folder on the filesystem to measure on, with free space for --size and 3 GiB more
+#                     (default: TMPDIR, or /tmp)
+#   --size SIZE       size of the file that benchmarks load (default: 10GiB)
+#   --time SECONDS    for everything (default: 1500, or 420 with --quick). What does not fit is left out
 #   STEP...           only these steps; --list names them
 #
-# Each step has a limit and a log of its own, and one that fails does not keep the others from running. The last thing
-# printed is the table of the benchmarks and a line for each step; the same is in DIR/results.json. The exit status is 1 if a
-# step failed, 2 if nothing could be run.
+# Each step has a time limit and a log of its own. If one fails, the others still run. At the end, it prints the table
+# of the benchmarks and a line for each step; DIR/results.json has the same. The exit status is 1 if a step failed, 2 if
+# nothing could be run.
 set -u -o pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 
@@ -50,7 +50,7 @@ while [ $# -gt 0 ]; do
 done
 [ $tests$bench != 00 ] || tests=1 bench=1
 budget=${budget:-$([ $quick = 1 ] && echo 420 || echo 1500)}
-[[ $budget =~ ^[1-9][0-9]*$ ]] || die "--time $budget is no number of seconds"
+[[ $budget =~ ^[1-9][0-9]*$ ]] || die "--time $budget is not a number of seconds"
 if [ -z "$gpus" ]; then
 	count=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)
 	[ "$count" -gt 0 ] || [ $list = 1 ] || die "nvidia-smi finds no GPU here: name those to use with --gpus 0,1, or --gpus emulated:2"
@@ -60,20 +60,20 @@ emulated=0
 case $gpus in
 emulated:[1-9]) emulated=1 devices=$gpus ;;
 *)
-	[[ $gpus =~ ^[0-9]+(,[0-9]+)*$ ]] || die "--gpus $gpus: write the numbers of GPUs as in 0,1"
+	[[ $gpus =~ ^[0-9]+(,[0-9]+)*$ ]] || die "--gpus $gpus: write GPU numbers such as 0,1"
 	devices=cuda:$gpus
 	;;
 esac
 IFS=, read -r -a gpu <<<"$gpus"
 
-# on N is the environment of tests on the first N GPUs: they count from 0, whichever GPUs these are.
+# on N prints the environment of tests on the first N GPUs. The tests number them from 0, whichever GPUs they are.
 on() {
 	local IFS=,
 	echo "GAIAFS_REQUIRE_GPU=1 CUDA_VISIBLE_DEVICES=${gpu[*]:0:$1} GAIAFS_TEST_GPUS=cuda:$(seq -s , 0 $(($1 - 1)))"
 }
 
 steps=()
-# step NAME LIMIT FOLDER COMMAND... adds a step. Its command is run in that folder of the bundle.
+# step NAME LIMIT FOLDER COMMAND... adds a step. Its command runs in that folder of the bundle.
 step() {
 	local s
 	s=$(printf '%q ' "$@")
@@ -85,10 +85,10 @@ test_flags=(-test.v -test.timeout=10m)
 if [ $tests = 1 ]; then
 	step bench-tests 150 src/bench/gpu env GAIAFS_BINARY="$here/gaiafs" ./gpu.test "${test_flags[@]}"
 fi
-# Words of $(on N) have no spaces of their own.
+# Words of $(on N) contain no spaces.
 # shellcheck disable=SC2046
 if [ $tests = 1 ] && [ $emulated = 0 ]; then
-	# GPUs take six of eight modes: 20,000 of these steps.
+	# GPUs support six of eight modes: 20,000 of these steps.
 	steps_in_all=28000 stress=()
 	[ $quick = 0 ] || steps_in_all=2000 stress=(-stress.ops 20000 -stress.for 5s)
 	step cuda 200 src/gpubackend/cuda env $(on $all) ./gpu.test "${test_flags[@]}"
@@ -106,11 +106,11 @@ fi
 if [ $bench = 1 ]; then
 	file=10GiB large=100GiB runs=5
 	[ $quick = 0 ] || file=2GiB large=10GiB runs=3
-	# It ends by itself before its limit, with the table of what it has.
+	# It ends by itself before its limit, and prints the table of its results.
 	step bench 420 . ./gpu-bench --gpus "$devices" --gaiafs "$here/gaiafs" --dir @WORK@ --size "${size:-$file}" --large $large \
 		--runs $runs --time @TIME@ --json @OUT@/bench.json --markdown @OUT@/bench.md
 fi
-# Only run where they are named: what a mount costs programs on the CPU, and what parts of gaiafs cost, without a mount.
+# These run only if they are named: the cost of a mount for CPU programs, and of parts of gaiafs without a mount.
 if [ $bench = 1 ]; then
 	step gaiafs-bench 200 . ./gaiafs bench --quick --gpus "$devices" --dir @WORK@ --json @OUT@/gaiafs-bench.json \
 		--html @OUT@/gaiafs-bench.html
@@ -137,13 +137,13 @@ wanted() {
 	return 1
 }
 
-# What nothing can be run without.
+# Every step needs these.
 [ -c /dev/fuse ] || die "there is no /dev/fuse: load the module fuse, or start the container with --device /dev/fuse --cap-add SYS_ADMIN"
 [ "$(id -u)" = 0 ] || command -v fusermount3 >/dev/null || die "mounting needs root, or fusermount3 (the package fuse3)"
 
 mkdir -p "$out" || die "$out cannot be made; choose another folder with --out"
 out=$(cd "$out" && pwd)
-# Everything that steps make is below this folder. Its name is short, because sockets are made there.
+# Everything that steps make is below this folder. Its name is short because sockets are made there.
 work=$(mktemp -d "$dir/gaiafs-gpu.XXXXXX") || die "$dir cannot be written; choose another folder with --dir"
 work=$(cd "$work" && pwd -P)
 child=''
@@ -156,21 +156,21 @@ cleanup() {
 	unmount_left
 	rm -rf --one-file-system "$work"
 }
-# unmount_left takes away mounts below the work folder that a step left, and says so.
+# unmount_left unmounts what a step left mounted below the work folder, and says so.
 unmount_left() {
 	local m
 	awk -v w="$work/" '$3 ~ /^fuse/ && index($2, w) == 1 { print $2 }' /proc/self/mounts | sort -r | while read -r m; do
-		echo "  left mounted, taken away: $m"
+		echo "left mounted, now unmounted: $m"
 		umount -l "$m" 2>/dev/null || fusermount3 -u -z "$m"
 	done
 }
 trap cleanup EXIT
 trap 'exit 130' INT TERM HUP
 
-# bytes SIZE writes a size of --size as a number.
+# bytes SIZE prints a size of --size as a number.
 bytes() { numfmt --from=iec "$(sed 's/I\{0,1\}B$//' <<<"${1^^}")" 2>/dev/null; }
 
-# missing NAME FOLDER says why a step cannot be run here.
+# missing NAME FOLDER prints why a step cannot run here.
 missing() {
 	local nvcc room need
 	[ -d "$here/$2" ] || { echo "$2 is not in the bundle"; return; }
@@ -182,11 +182,11 @@ missing() {
 		;;
 	bench)
 		[ -x "$here/gpu-bench" ] || { echo "gpu-bench is not in the bundle"; return; }
-		# The loaded file, and two of 1 GiB beside each other.
+		# The loaded file, and two of 1 GiB at the same time.
 		room=$(df --output=avail -B1 "$work" | tail -n 1)
 		need=$(bytes "${size:-$file}") || return
 		need=$((need + (3 << 30)))
-		[ "$room" -ge $need ] || echo "$dir has $((room >> 20)) MiB of room and $((need >> 20)) MiB are needed: choose another folder with --dir, or a smaller --size"
+		[ "$room" -ge $need ] || echo "$dir has $((room >> 20)) MiB of free space and $((need >> 20)) MiB are needed: choose another folder with --dir, or a smaller --size"
 		;;
 	python)
 		[ -e "$here/$2/tests/gpu/run_gpu.py" ] || { echo "client/python/tests/gpu is not in the bundle"; return; }
@@ -231,7 +231,7 @@ run_step() {
 	done
 	echo "$name: at most $limit s"
 	start=$SECONDS
-	# timeout makes a process group of its own and ends all of it.
+	# timeout makes a separate process group and ends all of it.
 	(cd "$here/$folder" && TMPDIR=$work exec timeout --kill-after=15 "$limit" "${arguments[@]}") >"$out/$name.log" 2>&1 </dev/null &
 	child=$!
 	wait "$child"
@@ -241,7 +241,7 @@ run_step() {
 	ran=$((ran + 1))
 	case $status in
 	0) words=passed ;;
-	124 | 137) words="failed: not done within $limit s" ;;
+	124 | 137) words="failed: not finished within $limit s" ;;
 	*) words="failed: status $status" ;;
 	esac
 	echo "$name: $words, $((SECONDS - start)) s"
@@ -277,13 +277,13 @@ summary() {
 } >"$out/machine.log" 2>&1
 echo "gaiafs $(cat "$here/VERSION" 2>/dev/null), GPUs $gpus, at most $budget s, results in $out"
 for s in "${steps[@]}"; do
-	eval "set -- $s" # as step quoted it
+	eval "set -- $s" # step quoted it
 	if wanted "$1"; then run_step "$@"; fi
 done
 if [ -s "$out/bench.log" ] && [ $bench = 1 ]; then
 	if grep -q '^\[' "$out/bench.log"; then
 		sed -n '/^\[/,$p' "$out/bench.log"
-	else # it was ended before it could write its table
+	else # it was killed before it could print its table
 		grep -E '^[a-z]+/' "$out/bench.log"
 	fi
 fi

@@ -16,10 +16,10 @@ import (
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 )
 
-// secondTarget is the longest that a process may take to map what the GPU has, in ms.
+// secondTarget is the longest time in ms that a process may take to map what the GPU already has.
 const secondTarget = 50
 
-// zeros is a data file without data.
+// zeros makes a data file without data.
 func (s *session) zeros(name string, n int64) (*dataFile, error) {
 	f, err := os.Create(s.mount.home(name))
 	if err != nil {
@@ -37,7 +37,7 @@ func (s *session) zeros(name string, n int64) (*dataFile, error) {
 	return d, errors.Join(f.Truncate(n), f.Close())
 }
 
-// mapIn has a worker map a file and look at the bytes, and returns how long the mapping took.
+// mapIn makes a worker map a file and check the bytes. It returns how long the mapping took.
 func mapIn(c *child, path string, d *dataFile) (time.Duration, error) {
 	a, err := c.do(order{Do: "map", Path: path, Size: d.size})
 	if err != nil {
@@ -50,7 +50,7 @@ func mapIn(c *child, path string, d *dataFile) (time.Duration, error) {
 	return a.Took, d.same(looked.Sums)
 }
 
-// secondRows map files that the GPU has, by other processes.
+// secondRows map files that the GPU already has, in other processes.
 func secondRows(ctx context.Context, s *session) ([]rows.Row, error) {
 	d, err := s.dataFile()
 	if err != nil {
@@ -78,7 +78,7 @@ func secondRows(ctx context.Context, s *session) ([]rows.Row, error) {
 	return append(list, s.manyRows(ctx, g, d)...), nil
 }
 
-// secondRow has a fresh process map a file of n bytes without data, which the GPU has.
+// secondRow makes a new process map a file of n bytes without data, which the GPU already has.
 func (s *session) secondRow(ctx context.Context, g gpu, n int64) rows.Row {
 	name := fmt.Sprintf("zeros-%d", n)
 	var d *dataFile
@@ -106,7 +106,7 @@ func (s *session) secondRow(ctx context.Context, g gpu, n int64) rows.Row {
 					start := time.Now()
 					held, err = s.mount.mapFile(name, 0, n, gaiafs.ProtRead, g.device())
 					first = time.Since(start)
-					if errors.Is(err, syscall.ENOMEM) { // the budget is large enough: others took the memory since
+					if errors.Is(err, syscall.ENOMEM) { // the budget is large enough, but other programs took the memory in the meantime
 						return fmt.Errorf("%w: %w", rows.ErrSkip, err)
 					}
 				}
@@ -124,7 +124,8 @@ func (s *session) secondRow(ctx context.Context, g gpu, n int64) rows.Row {
 	}
 }
 
-// endRow has f called when the next row begins to prepare or the group ends: a file that fills the GPU makes room.
+// endRow calls f when the next row begins to prepare or the group ends, to free the memory of a file that fills the
+// GPU.
 func (s *session) endRow(f func()) {
 	if s.before != nil {
 		s.before()
@@ -132,7 +133,7 @@ func (s *session) endRow(f func()) {
 	s.before = f
 }
 
-// manyRows have several processes map the data file at once, and count the memory that this takes.
+// manyRows let several processes map the data file at once, and measure the memory that this takes.
 func (s *session) manyRows(ctx context.Context, g gpu, d *dataFile) []rows.Row {
 	var workers []*child
 	var held *gaiafs.Mapping
@@ -144,7 +145,7 @@ func (s *session) manyRows(ctx context.Context, g gpu, d *dataFile) []rows.Row {
 			_ = held.Close()
 		}
 	})
-	// enough has n processes that map nothing yet.
+	// enough makes sure that there are n processes, none of which maps anything yet.
 	enough := func(n int) error {
 		if held == nil {
 			s.endRow(func() {})
@@ -165,7 +166,7 @@ func (s *session) manyRows(ctx context.Context, g gpu, d *dataFile) []rows.Row {
 		}
 		return nil
 	}
-	taken := make(map[int]int64) // the most, by the number of processes
+	taken := make(map[int]int64) // the maximum, by the number of processes
 	together := func(n int) (float64, error) {
 		before, err := s.memoryInUse(g)
 		if err != nil {
@@ -221,7 +222,7 @@ func (s *session) manyRows(ctx context.Context, g gpu, d *dataFile) []rows.Row {
 	})
 }
 
-// memoryInUse is what the GPU has less than free memory; of an emulated device, what gaiafs took of it.
+// memoryInUse returns how much less free memory the GPU has; for an emulated device, how much gaiafs uses of it.
 func (s *session) memoryInUse(g gpu) (int64, error) {
 	if _, emulated := g.(hostGPU); emulated {
 		status, err := s.mount.status()

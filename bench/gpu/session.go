@@ -13,7 +13,7 @@ import (
 
 // options are the command line.
 type options struct {
-	program  string // of gaiafs
+	program  string // path of gaiafs
 	gpus     string
 	dir      string
 	python   string
@@ -32,31 +32,31 @@ type session struct {
 	options
 	dir  string // of this run, on the backing filesystem
 	gpus []gpu
-	// emulated says that they are emulated devices.
+	// emulated says that the devices are emulated.
 	emulated bool
-	// memory is what a mount has of each, 0 for what there is.
+	// memory is the budget of each device, 0 for the default.
 	memory int64
 	mount  *mount
 	check  *checker
-	// size is that of the large file, call that of files of which programs acquire and release all: what was asked for,
-	// or less where the GPUs are small.
+	// size is the size of the large file. call is that of files which programs acquire and release as a whole. Both are
+	// as asked for, or less if the GPUs are small.
 	size, call int64
 	// data is the large file.
 	data *dataFile
-	// What comparisons copy through, once they did.
+	// Buffers of the other sides, made on first use.
 	pageable []byte
 	pipeline chan []byte
 	cleanup  []func()
-	before   func() // of endRow
+	before   func() // set by endRow
 }
 
 // readWrite is the protection of mappings that kernels store into.
 const readWrite = gaiafs.ProtRead | gaiafs.ProtWrite
 
-// mountPatience is how long a daemon may take until its mount can be used.
+// mountPatience is how long a daemon may take until its mount is usable.
 const mountPatience = time.Minute
 
-// newSession opens the GPUs and mounts. After an error nothing is left.
+// newSession opens the GPUs and mounts. After an error, nothing is left.
 func newSession(ctx context.Context, o options) (s *session, err error) {
 	choice, err := parseDevices(o.gpus)
 	if err != nil {
@@ -104,7 +104,7 @@ func newSession(ctx context.Context, o options) (s *session, err error) {
 	return s, err
 }
 
-// leastFree returns what the fullest of the GPUs has free, before gaiafs takes something.
+// leastFree returns how many bytes are free on the fullest GPU, before gaiafs uses any.
 func (s *session) leastFree() (least int64, err error) {
 	for i, g := range s.gpus {
 		n, err := g.freeMemory()
@@ -118,9 +118,9 @@ func (s *session) leastFree() (least int64, err error) {
 	return least, nil
 }
 
-// fitting returns the sizes of files for a GPU of which gaiafs may use budget of the bytes that are free. The large one
-// is there twice, by gaiafs and by what that is compared with; a smaller one is there three times while gaiafs may hold
-// anything up to its budget. Contexts of other processes need some of the rest.
+// fitting returns the sizes of files for a GPU with so many free bytes, of which gaiafs may use budget. The large file
+// is on the GPU twice: for gaiafs and for the other side. A smaller file is there three times, while gaiafs may hold
+// other bytes up to its budget. The rest is also for contexts of other processes.
 func fitting(want, free, budget int64) (size, call int64, err error) {
 	size = min(want, budget/20*19, free/5*2)
 	call = min(size, callSize, (free-budget)/4)
@@ -131,29 +131,29 @@ func fitting(want, free, budget int64) (size, call int64, err error) {
 		call &^= 1<<20 - 1
 	}
 	if min(size, call) < 2*headerSize {
-		return 0, 0, fmt.Errorf("a GPU has %s free, of which gaiafs may use %s: too little to measure anything with; "+
+		return 0, 0, fmt.Errorf("a GPU has %s free, of which gaiafs may use %s: too little to measure; "+
 			"end other programs on it, or choose another one with --gpus", sizeText(free), sizeText(budget))
 	}
 	return size, call, nil
 }
 
-// close takes everything away. It may be called once.
+// close removes everything. Call it at most once.
 func (s *session) close() error {
 	s.endGroup()
 	if s.mount != nil {
 		s.mount.close()
 		at, err := os.Stat(s.mount.dir)
 		if up, upErr := os.Stat(s.dir); err == nil && upErr == nil && !sameDevice(at, up) {
-			return fmt.Errorf("%s is still mounted, so %s is left", s.mount.dir, s.dir)
+			return fmt.Errorf("%s is still mounted, so %s stays", s.mount.dir, s.dir)
 		}
 	}
 	return os.RemoveAll(s.dir)
 }
 
-// later has f called when the group of rows that runs is over, and before the daemon ends.
+// later arranges for f to be called when the present group of rows is over, before the daemon ends.
 func (s *session) later(f func()) { s.cleanup = append(s.cleanup, f) }
 
-// endGroup calls what later was given, the last first.
+// endGroup calls the functions of later, the last one first.
 func (s *session) endGroup() {
 	for i := len(s.cleanup) - 1; i >= 0; i-- {
 		s.cleanup[i]()
@@ -161,7 +161,7 @@ func (s *session) endGroup() {
 	s.cleanup, s.before = nil, nil
 }
 
-// dataFile returns the data file, making it when it is first asked for.
+// dataFile returns the data file, and makes it on first use.
 func (s *session) dataFile() (*dataFile, error) {
 	if s.data != nil {
 		return s.data, nil
@@ -175,7 +175,8 @@ func (s *session) dataFile() (*dataFile, error) {
 	return d, nil
 }
 
-// paintedFile makes a file of n bytes on the backing filesystem, painted with seed 0, and another beside the mount.
+// paintedFile makes a file of n bytes on the backing filesystem, painted with seed 0, and another one outside the
+// mount.
 func (s *session) paintedFile(name string, n int64) error {
 	for _, path := range []string{s.mount.home(name), s.private(name)} {
 		f, err := os.Create(path)
@@ -200,7 +201,7 @@ func (s *session) paintedFile(name string, n int64) error {
 	return nil
 }
 
-// private is the path of a file beside the mount, for what gaiafs is compared with.
+// private returns the path of a file outside the mount, for the other sides.
 func (s *session) private(name string) string { return s.dir + "/private-" + name }
 
 // opened opens a file of the mount until the group ends.

@@ -11,15 +11,15 @@ import (
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 )
 
-// shardSlack is by how much shards may take longer than a whole load over as many links, and mostRead how often they
-// may read the file.
+// shardSlack is how much longer shards may take than a whole load over as many links. mostRead is how often they may
+// read the file.
 const (
 	shardSlack = 1.1
 	mostRead   = 1.05
 )
 
-// shardRows load the parts of all ranks at the same time, each on its GPU. Where there are fewer GPUs than ranks, a GPU
-// has several.
+// shardRows load the parts of all ranks at the same time, each on its GPU. If there are fewer GPUs than ranks, a GPU
+// has several parts.
 func shardRows(_ context.Context, s *session) ([]rows.Row, error) {
 	d, err := s.dataFile()
 	if err != nil {
@@ -74,7 +74,7 @@ func shardRows(_ context.Context, s *session) ([]rows.Row, error) {
 	}}, nil
 }
 
-// one is the side that has all of the file in one segment of a view on the first GPU.
+// one makes the side that has the whole file as one segment of a view on the first GPU.
 func (v *viewer) one(name string) rows.Side {
 	return rows.Side{
 		Name:    name,
@@ -88,7 +88,7 @@ func (v *viewer) one(name string) rows.Side {
 	}
 }
 
-// linkRows fill a view on one GPU over the links of all, and over its own link only.
+// linkRows fill a view on one GPU over the links of all GPUs, and over its own link only.
 func linkRows(ctx context.Context, s *session) ([]rows.Row, error) {
 	if len(s.gpus) < 2 {
 		return []rows.Row{{Group: "links", Name: "a view over the links of all GPUs", Skip: "there is one"}}, nil
@@ -101,7 +101,7 @@ func linkRows(ctx context.Context, s *session) ([]rows.Row, error) {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return nil, err
 	}
-	other := *s // a mount with the neighbours' links, which has the same file
+	other := *s // a mount with neighbour links and the same file
 	if other.mount, err = startMount(ctx, s.program, dir, s.options.gpus, s.memory, "--neighbour-links",
 		"auto"); err != nil {
 		return nil, err

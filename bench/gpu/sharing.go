@@ -14,37 +14,37 @@ import (
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 )
 
-// writer is one of those that store into a file at once: a CPU program, or one on a GPU.
+// writer is one of several programs that store into a file at once: a CPU program, or one on a GPU.
 type writer struct {
 	gpu gpu // nil: a CPU program
-	// cpu and device are its window on the file, one of the two.
+	// cpu or device is its window on the file.
 	cpu    []byte
 	device *gaiafs.Mapping
-	// ownCPU and own are memory of its own, likewise.
+	// ownCPU or own is its private memory.
 	ownCPU []byte
 	own    address
 }
 
-// shared is a file into which writers store stripes, each its own.
+// shared is a file into which each writer stores its own stripes.
 type shared struct {
 	s           *session
 	name        string
 	size, width int64
-	gpus        []gpu // of the writers; nil for a CPU program
+	gpus        []gpu // of the writers; nil means a CPU program
 	fresh       bool  // both files are new in each round, and so without data
 
-	writers       []*writer // once there are any
+	writers       []*writer // set when they exist
 	file, private *os.File
 	read          []byte
 	seed          byte
-	result        *int64 // counts bytes that are not what they should be
+	result        *int64 // counts wrong bytes
 }
 
-// until says when a round of shared is over.
+// until says when a round of shared ends.
 type until int
 
 const (
-	visible until = iota // every reader would see all of it
+	visible until = iota // every reader would see all stores
 	readBack
 	durable
 )
@@ -53,10 +53,10 @@ func (u until) String() string {
 	return [...]string{"until everyone sees it", "until it was read", "until it is on the disk"}[u]
 }
 
-// mergeChunk is what hand-written merging reads, merges and writes at a time.
+// mergeChunk is how much hand-written merging reads, merges and writes at a time.
 const mergeChunk = 4 << 20
 
-// open makes the files, the windows and the private memory when they are first needed.
+// open makes the files, the windows and the private memory on first use.
 func (x *shared) open() error {
 	if x.writers != nil {
 		return nil
@@ -98,12 +98,12 @@ func (x *shared) open() error {
 	return nil
 }
 
-// stripes are those of writer i.
+// stripes returns the stripes of writer i.
 func (x *shared) stripes(i int) stripes {
 	return stripes{size: x.size, width: x.width, first: int64(i), writers: int64(len(x.gpus)), seed: x.seed}
 }
 
-// all calls f for every writer at once.
+// all calls f for all writers at once.
 func (x *shared) all(f func(i int, w *writer) error) error {
 	errs := make([]error, len(x.writers))
 	var wg sync.WaitGroup
@@ -122,7 +122,7 @@ func (x *shared) chunks(f func(off, n int64) error) error {
 	})
 }
 
-// storeCPU stores stripes into memory of the host, on several threads.
+// storeCPU stores stripes into host memory, on several threads.
 func (x *shared) storeCPU(st stripes, p []byte, passes int) error {
 	return x.chunks(func(off, n int64) error {
 		for i := range passes {
@@ -132,8 +132,8 @@ func (x *shared) storeCPU(st stripes, p []byte, passes int) error {
 	})
 }
 
-// prepare brings home what the round before left, or has it forgotten, brings devices up to date, and chooses what is
-// stored next.
+// prepare brings home what the last round left, or discards it. It brings devices up to date, and chooses what to store
+// next.
 func (x *shared) prepare(context.Context) error {
 	if err := x.open(); err != nil {
 		return err
@@ -158,8 +158,8 @@ func (x *shared) prepare(context.Context) error {
 	})
 }
 
-// together has all store into the file at once, passes times over, and release when everybody is done, as those of
-// apart merge then; or with early each when it is done itself, while others may be storing still.
+// together makes all writers store into the file at once, in several passes. They release when all of them are done, at
+// the point where apart merges. With early, each releases when it is done itself, while others may still be storing.
 func (x *shared) together(end until, passes int, early bool) (float64, error) {
 	start := time.Now()
 	release := func(_ int, w *writer) (err error) {
@@ -190,7 +190,7 @@ func (x *shared) together(end until, passes int, early bool) (float64, error) {
 	return ms(took), x.count(x.file)
 }
 
-// finish does to f what has to be done for the end.
+// finish does to f what end asks for.
 func (x *shared) finish(f *os.File, end until) error {
 	switch end {
 	case readBack:
@@ -204,14 +204,15 @@ func (x *shared) finish(f *os.File, end until) error {
 	return nil
 }
 
-// count looks at the whole file.
+// count checks the whole file.
 func (x *shared) count(f *os.File) error {
 	n, err := wrongInFile(f, x.size, x.seed)
 	*x.result += n
 	return err
 }
 
-// apart has each store into memory of its own, passes times over, merges that on the host and writes it to a file.
+// apart makes each writer store into private memory, in several passes, merges that on the host and writes it to a
+// file.
 func (x *shared) apart(end until, passes int) (float64, error) {
 	free, err := x.s.pipelineMemory()
 	if err != nil {
@@ -269,8 +270,8 @@ func (x *shared) apart(end until, passes int) (float64, error) {
 
 const sidePrivate = "private buffers"
 
-// row is about one end, and programs that store that often into what they share; with early they release as together
-// says. The target is the least ratio, 0 for none.
+// row measures one end, with programs that store in so many passes into what they share. early is that of together.
+// target is the smallest ratio, 0 for none.
 func (x *shared) row(group, name string, end until, passes int, early bool, target float64) rows.Row {
 	if passes > 1 {
 		name += fmt.Sprintf(", %d times over", passes)
@@ -309,8 +310,8 @@ func lostRow(group string, lost *int64) rows.Row {
 	}
 }
 
-// Programs that share pages seldom store into each byte once: the microbenchmark of the GAIA thesis (3.1, 6.2.2) has
-// them change what they share in a loop, and merges at the end. Emulated devices are there to try the rows.
+// Programs that share pages rarely store into each byte only once. The microbenchmark of the GAIA thesis (3.1, 6.2.2)
+// makes them change what they share in a loop, and merges at the end. Emulated devices only serve to try the rows.
 func (s *session) manyPasses(size int64) int {
 	switch {
 	case s.emulated:
@@ -321,7 +322,7 @@ func (s *session) manyPasses(size int64) int {
 	return 100
 }
 
-// sharingRows have two writers share pages.
+// sharingRows let two writers share pages.
 func sharingRows(_ context.Context, s *session) ([]rows.Row, error) {
 	lost := new(int64)
 	var list []rows.Row
@@ -341,7 +342,7 @@ func sharingRows(_ context.Context, s *session) ([]rows.Row, error) {
 		for _, size := range []int64{pageSize, min(s.call, 64<<20)} {
 			for _, width := range []int64{1, 8, 64, 4096} {
 				if size <= width {
-					continue // one writer would have it all
+					continue // a single writer would have it all
 				}
 				x := &shared{s: s, name: fmt.Sprintf("shared-%d-%d-%d", k, size, width), size: size, width: width,
 					gpus: pair.gpus, result: lost}
@@ -362,7 +363,7 @@ func sharingRows(_ context.Context, s *session) ([]rows.Row, error) {
 	return append(list, lostRow("sharing", lost)), nil
 }
 
-// stitchRows have two GPUs write one file whose tiles do not end with pages.
+// stitchRows let two GPUs write one file whose tiles do not end on page boundaries.
 func stitchRows(_ context.Context, s *session) ([]rows.Row, error) {
 	if len(s.gpus) < 2 {
 		return []rows.Row{{Group: "stitch", Name: "stitching on two GPUs", Skip: "there is one"}}, nil

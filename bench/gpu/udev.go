@@ -13,13 +13,13 @@ import (
 	"github.com/gaiafs/gaiafs/bench/rows"
 )
 
-// cuFile asks udev what is on a file's disk, also in its compatibility mode, and takes no file where udev does not
-// know: in containers and virtual machines without udevd. A worker is shown a record there, in a mount namespace of its
-// own: nobody else sees it, and it is gone with the worker.
+// Even in compatibility mode, cuFile asks udev what is on a file's disk, and accepts no file if udev does not know.
+// That is so in containers and virtual machines without udevd. There, a worker gets a record in a mount namespace of
+// its own: no other process sees it, and it disappears with the worker.
 
 const udevRecords = "udev/data" // in /run
 
-// udevRecord returns the record that udev should have of the disk that a file is on, or "" where it has one or there is
+// udevRecord returns the record that udev should have of a file's disk. It returns "" if udev has one, or if there is
 // no disk.
 func udevRecord(path string) (name, text string, err error) {
 	var st unix.Stat_t
@@ -57,7 +57,7 @@ func showRecord(outside, kept, name, text string) error {
 		return fmt.Errorf("keep /run: %w", err)
 	}
 	if err := unix.Mount("none", "/run", "tmpfs", 0, "mode=755"); err != nil {
-		return fmt.Errorf("a folder in the place of /run: %w", err)
+		return fmt.Errorf("a folder in place of /run: %w", err)
 	}
 	link := func(folder, besides string) error {
 		entries, err := os.ReadDir(filepath.Join(kept, folder))

@@ -14,16 +14,16 @@ import (
 )
 
 const (
-	// updateTarget is the longest that an update of 1 % may take to be seen, in ms.
+	// updateTarget is the longest time in ms until an update of 1 % is seen.
 	updateTarget = 20
-	// tornAcquires and tornTime bound how long versions are looked at.
+	// tornAcquires and tornTime bound how long versions are watched.
 	tornAcquires = 100_000
 	tornTime     = 15 * time.Second
-	// tornSize is that of each of the two files whose versions are looked at.
+	// tornSize is the size of each of the two files of the test.
 	tornSize = 64 << 10
 )
 
-// updater is a file that a trainer on a GPU changes, and a view of it that a reader on the same GPU has.
+// updater is a file that a trainer on a GPU changes, and a reader's view of it on the same GPU.
 type updater struct {
 	s     *session
 	g     gpu
@@ -34,7 +34,7 @@ type updater struct {
 	round int
 }
 
-// updateRows have a trainer publish new weights in a group, and a reader's view take them.
+// updateRows let a trainer publish new weights in a group, and a reader's view acquire them.
 func updateRows(_ context.Context, s *session) ([]rows.Row, error) {
 	status, err := s.mount.status()
 	if err != nil {
@@ -61,14 +61,14 @@ func updateRows(_ context.Context, s *session) ([]rows.Row, error) {
 		name string
 		step int64
 	}{{"scattered", 100 * pageSize}, {"contiguous", pageSize}} {
-		var releases []float64 // how long they took, in ms
+		var releases []float64 // durations in ms
 		list = append(list, rows.Row{
 			Group: "update", Name: fmt.Sprintf("1 %% of %s, %s pages, seen by a view", sizeText(u.n), c.name),
 			Unit: rows.Milliseconds, Targets: []rows.Target{{Limit: updateTarget}},
 			Sides: []rows.Side{{
 				Name: "gaiafs",
 				Prepare: func(context.Context) error {
-					err := u.m.Flush(0, u.n) // what was released before comes home
+					err := u.m.Flush(0, u.n) // what was released before goes home
 					if err == nil {
 						_, err = u.v.Acquire(0, u.n)
 					}
@@ -88,8 +88,8 @@ func updateRows(_ context.Context, s *session) ([]rows.Row, error) {
 	return append(list, tornRow(s)), nil
 }
 
-// update stores into one page in a hundred, each step bytes behind the one before, and returns how long the release
-// took, and how long it was from its begin until the view had all of it.
+// update stores into one page in a hundred, each step bytes after the last. It returns how long the release took, and
+// the time from the start of the release until the view had everything.
 func (u *updater) update(step int64) (released, took time.Duration, err error) {
 	changed := max(u.n/(100*pageSize), 1)
 	group, err := gaiafs.Begin(u.m.Whole())
@@ -118,7 +118,7 @@ func (u *updater) update(step int64) (released, took time.Duration, err error) {
 	return released, took, u.s.check.same(u.g, addressOf(u.v.Mapping)+address(off), u.f, off, size)
 }
 
-// torn is two files that a writer changes in groups, and on each GPU a view of both.
+// torn is two files that a writer changes in groups, and a view of both on each GPU.
 type torn struct {
 	s                         *session
 	files                     [2]*os.File
@@ -127,7 +127,7 @@ type torn struct {
 	acquires, versions, count atomic.Int64
 }
 
-// tornRow counts the acquires of views that show bytes of several versions.
+// tornRow counts acquires after which a view shows bytes of several versions.
 func tornRow(s *session) rows.Row {
 	x := &torn{s: s}
 	return rows.Row{
@@ -173,7 +173,7 @@ func (x *torn) open() (err error) {
 	return nil
 }
 
-// run has the writer publish versions until the readers have seen enough, or the time is over.
+// run makes the writer publish versions until the readers have seen enough, or the time is over.
 func (x *torn) run(ctx context.Context) error {
 	limit := tornTime
 	if x.s.emulated {
@@ -227,7 +227,7 @@ func (x *torn) publish(seed byte) error {
 	return err
 }
 
-// look acquires the view of a GPU again and again, and counts those that show several versions.
+// look acquires the view of a GPU again and again, and counts the times that it shows several versions.
 func (x *torn) look(ctx context.Context, i int) error {
 	v, p := x.views[i], make([]byte, 2*tornSize)
 	for ctx.Err() == nil && x.acquires.Add(1) <= tornAcquires {

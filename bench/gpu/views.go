@@ -13,16 +13,16 @@ import (
 )
 
 const (
-	// tensorSize is that of the tensors of a view, and tensorAt where they begin: as in files of safetensors,
-	// anywhere.
+	// tensorSize is the size of a view's tensors, and tensorAt where they begin: at any address, as in safetensors
+	// files.
 	tensorSize = 40<<20 + 24
 	tensorAt   = 140
-	// rowSize is what one of four ranks has of each row of a matrix, 4 KiB.
+	// rowSize is how much one of four ranks has of each row of a matrix: 4 KiB.
 	rowSize   = 4 << 10
 	rankCount = 4
 )
 
-// tensors returns segments that have about n bytes of a file, from byte tensorAt+shift on.
+// tensors returns segments with about n bytes of a file, from byte tensorAt+shift on.
 func tensors(n, shift int64) (list []gaiafs.Segment, size int64) {
 	for at := int64(tensorAt) + shift; at+tensorSize <= n; at += tensorSize {
 		list = append(list, gaiafs.Segment{Offset: at, Length: tensorSize})
@@ -38,7 +38,7 @@ func rank(r int, n int64) gaiafs.Segment {
 		Count: (n - tensorAt) / stride}
 }
 
-// viewer makes views of the data file that nobody made before, so that each is filled anew.
+// viewer makes views of the data file that did not exist before, so that each is filled anew.
 type viewer struct {
 	s     *session
 	d     *dataFile
@@ -46,8 +46,8 @@ type viewer struct {
 	round int64
 }
 
-// ready has the host's page cache have all of the file, and no GPU any of it for mappings: views would copy it from
-// there.
+// ready brings the whole file into the host's page cache, and evicts it from all GPUs: views would copy mapped pages
+// from there.
 func (v *viewer) ready() error {
 	err := warmUp(v.s.mount.home(v.d.name), v.n)
 	for _, g := range v.s.gpus {
@@ -81,8 +81,8 @@ func (v *viewer) mapView(g gpu, segments []gaiafs.Segment, check bool) (m *gaiaf
 	return m, took, err
 }
 
-// whole is the side that has all tensors in a view on the first of gpus, or on all at once. The rate is that of all
-// bytes that arrived.
+// whole makes the side that has all tensors in a view on the first of gpus, or on all at once. The rate counts the
+// bytes that arrive on all of them.
 func (v *viewer) whole(name string, gpus []gpu) rows.Side {
 	return rows.Side{
 		Name:    name,
@@ -96,7 +96,7 @@ func (v *viewer) whole(name string, gpus []gpu) rows.Side {
 	}
 }
 
-// atOnce makes a view on each of gpus at once, and ends them.
+// atOnce makes a view on each of gpus at once, and closes them.
 func (v *viewer) atOnce(gpus []gpu, segments func(i int) []gaiafs.Segment) (took time.Duration, err error) {
 	views := make([]*gaiafs.View, len(gpus))
 	errs := make([]error, len(gpus))
@@ -110,7 +110,7 @@ func (v *viewer) atOnce(gpus []gpu, segments func(i int) []gaiafs.Segment) (took
 	if err := errors.Join(errs...); err != nil {
 		return 0, err
 	}
-	for i, g := range gpus { // what is shared already takes no time
+	for i, g := range gpus { // a shared view would take no time
 		again, _, err := v.mapView(g, segments(i), true)
 		errs = append(errs, err)
 		if again != nil {
@@ -121,7 +121,7 @@ func (v *viewer) atOnce(gpus []gpu, segments func(i int) []gaiafs.Segment) (took
 	return took, errors.Join(errs...)
 }
 
-// viewRows fill views of a file that the host's page cache has.
+// viewRows fill views of a file that is in the host's page cache.
 func viewRows(_ context.Context, s *session) ([]rows.Row, error) {
 	d, err := s.dataFile()
 	if err != nil {
@@ -160,7 +160,7 @@ func viewRows(_ context.Context, s *session) ([]rows.Row, error) {
 	return list, nil
 }
 
-// secondRow maps a view that the GPU has.
+// secondRow maps a view that the GPU already has.
 func (v *viewer) secondRow(g gpu) rows.Row {
 	segments, _ := tensors(v.n, 0)
 	var held *gaiafs.View

@@ -17,25 +17,25 @@ import (
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 )
 
-// workerVariable makes this program a worker: another process that maps files, as a second user of the GPU does. It
-// reads orders from standard input and answers each on standard output, in JSON.
+// workerVariable makes this program a worker: another process that maps files, like a second user of the GPU. It reads
+// orders from standard input and answers each on standard output, in JSON.
 const workerVariable = "GAIAFS_GPU_BENCH_WORKER"
 
-// order is what a worker is told to do.
+// order is what a worker is asked to do.
 type order struct {
 	// Do is "open", "map", "check", "unmap", "udev" or "cufile".
 	Do string
-	// GPUs and Device say what open opens.
+	// GPUs and Device name the device for open.
 	GPUs   string `json:",omitempty"`
 	Device int    `json:",omitempty"`
-	// Path and Size say what is mapped or read.
+	// Path and Size name the file to map or read.
 	Path string `json:",omitempty"`
 	Size int64  `json:",omitempty"`
-	// Pieces are the numbers of those that check and cufile look at.
+	// Pieces are the numbers of the pieces that check and cufile hash.
 	Pieces []int `json:",omitempty"`
 	// Log is the folder of cuFile's log.
 	Log string `json:",omitempty"`
-	// Outside, Kept, Name and Text are what udev shows of showRecord.
+	// Outside, Kept, Name and Text are arguments of showRecord, for udev.
 	Outside string `json:",omitempty"`
 	Kept    string `json:",omitempty"`
 	Name    string `json:",omitempty"`
@@ -44,15 +44,15 @@ type order struct {
 
 type answer struct {
 	Took time.Duration
-	// Note is what there is to say of it.
+	// Note is a remark on the result.
 	Note string   `json:",omitempty"`
 	Sums [][]byte `json:",omitempty"`
 	Err  string   `json:",omitempty"`
-	// Missing says that what the order needs is not installed.
+	// Missing says that something the order needs is not installed.
 	Missing bool `json:",omitempty"`
 }
 
-// errMissing says that something to compare with is not installed.
+// errMissing says that a side's software is not installed.
 var errMissing = errors.New("not installed")
 
 // workIfAsked does not return if this process was started as a worker.
@@ -119,7 +119,7 @@ func (w *workerState) carryOut(o order) (a answer, err error) {
 		if w.check, err = newChecker(w.gpu, 1); err != nil {
 			return a, err
 		}
-		// What its context takes for its first copy is there before anything is measured.
+		// Allocate what the context needs for its first copy before anything is measured.
 		some, err := w.gpu.alloc(pieceSize)
 		if err != nil {
 			return a, err
@@ -204,10 +204,11 @@ func startChild(cmd *exec.Cmd) (*child, error) {
 	return c, nil
 }
 
-// childPatience is how long a child may take for an order. One that hangs is not to take the rest of the run along.
+// childPatience is how long a child may take for an order, so that a hanging child does not take up the rest of the
+// run.
 const childPatience = 3 * time.Minute
 
-// do has the child carry out an order, and waits for the answer.
+// do makes the child carry out an order, and waits for the answer.
 func (c *child) do(o order) (a answer, err error) {
 	timer := time.AfterFunc(childPatience, func() { _ = c.cmd.Process.Kill() })
 	defer timer.Stop()
@@ -226,7 +227,7 @@ func (c *child) do(o order) (a answer, err error) {
 	return a, nil
 }
 
-// end has the child end, and waits for it; where it does not, it is killed.
+// end makes the child end, and waits for it. If it does not end, it is killed.
 func (c *child) end() {
 	_ = c.in.Close()
 	timer := time.AfterFunc(10*time.Second, func() { _ = c.cmd.Process.Kill() })
@@ -234,12 +235,12 @@ func (c *child) end() {
 	_ = c.cmd.Wait()
 }
 
-// startWorker starts a worker that has opened a device of --gpus. It is killed where ctx ends.
+// startWorker starts a worker that has opened a device of --gpus. It is killed when ctx ends.
 func startWorker(ctx context.Context, gpus string, device int) (*child, error) {
 	return startWorkerIn(ctx, new(syscall.SysProcAttr), gpus, device)
 }
 
-// startWorkerIn is startWorker for a process of other attributes or environment.
+// startWorkerIn is startWorker for a process with other attributes or another environment.
 func startWorkerIn(ctx context.Context, attributes *syscall.SysProcAttr, gpus string, device int,
 	environment ...string) (*child, error) {
 	program, err := os.Executable()

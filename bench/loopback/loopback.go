@@ -1,8 +1,8 @@
-// Package loopback serves go-fuse's loopback filesystem as something to compare with: mounted as go-fuse's own example
-// does it, but with the kernel's passthrough off. With passthrough, which go-fuse uses when it is root, reads and
-// writes never reach the daemon and one would measure the backing filesystem.
+// Package loopback serves go-fuse's loopback filesystem for comparison. It mounts as go-fuse's own example does, but
+// without the kernel's passthrough. go-fuse uses passthrough if it is root; reads and writes would then never reach the
+// daemon, and the bench would measure the backing filesystem.
 //
-// It owns nothing but the mount, and knows nothing of gaiafs.
+// It owns only the mount, and knows nothing of gaiafs.
 package loopback
 
 import (
@@ -15,17 +15,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Options are what mounts differ in.
+// Options are what can differ between mounts.
 type Options struct {
-	// MaxWrite is the largest read or write request in bytes; 0 stands for go-fuse's default, 128 KiB.
+	// MaxWrite is the largest read or write request in bytes; 0 means go-fuse's default, 128 KiB.
 	MaxWrite int
-	// ReadOnly has the kernel refuse every change.
+	// ReadOnly makes the kernel refuse all changes.
 	ReadOnly bool
-	// SlowWrites is what each write takes longer, as on a slow disk.
+	// SlowWrites is added to the duration of each write, as on a slow disk.
 	SlowWrites time.Duration
 }
 
-// slow is a filesystem of which writes are slow.
+// slow is a filesystem with slow writes.
 type slow struct {
 	fuse.RawFileSystem
 	by time.Duration
@@ -36,7 +36,7 @@ func (s slow) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (uint
 	return s.RawFileSystem.Write(cancel, in, data)
 }
 
-// Mount shows source at mountpoint and returns once it can be used. The caller ends it with Unmount.
+// Mount shows source at mountpoint and returns when the mount is usable. The caller ends it with Unmount.
 func Mount(source, mountpoint string, o Options) (*fuse.Server, error) {
 	root, err := fs.NewLoopbackRoot(source)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package parts measures pieces of gaiafs that no user can reach by themselves: the merge of one page, the search for
-// modified pages on a device, and the memory that page states take.
+// Package parts measures parts of gaiafs that a user cannot reach separately: the merge of one page, the search for
+// modified pages on a device, and the memory of page states.
 //
 // It is the only part of bench that knows packages below the mount and the client library.
 package parts
@@ -19,12 +19,12 @@ import (
 	"github.com/gaiafs/gaiafs/lrc"
 )
 
-// Merge is a page with three sources. Its versions change bytes that do not overlap.
+// Merge is a page with a base and two changed versions. The versions change bytes that do not overlap.
 type Merge struct {
 	base, mine, theirs, out []byte
 }
 
-// NewMerge makes versions that changed the given share of the bytes each, at random places.
+// NewMerge makes versions that each change the given share of the bytes, at random places.
 func NewMerge(share float64) *Merge {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	m := &Merge{base: random(rnd, page.Size), out: make([]byte, page.Size)}
@@ -57,7 +57,7 @@ func (m *Merge) Run(n int) time.Duration {
 	return time.Since(start) / time.Duration(n)
 }
 
-// Copy copies the page n times and returns the time of one copy: what a merge cannot be faster than.
+// Copy copies the page n times and returns the time of one copy: a lower bound for a merge.
 func (m *Merge) Copy(n int) time.Duration {
 	start := time.Now()
 	for range n {
@@ -66,17 +66,17 @@ func (m *Merge) Copy(n int) time.Duration {
 	return time.Since(start) / time.Duration(n)
 }
 
-// Search is device memory of which one page in a hundred is modified.
+// Search is device memory in which one page in a hundred is modified.
 type Search struct {
 	device   gpubackend.Device
 	memory   gpubackend.Memory
 	agreed   []gpubackend.Digest
-	bytes    []byte // the device's memory as the host has it after the modification
-	pristine []byte // the same before it
+	bytes    []byte // the host's copy of the device's memory after the modification
+	pristine []byte // the same before the modification
 	modified int64
 }
 
-// NewSearch makes n bytes of device memory, a multiple of 2 MiB. It takes three times as much host memory until Close.
+// NewSearch makes n bytes of device memory, a multiple of 2 MiB. It uses three times as much host memory until Close.
 func NewSearch(ctx context.Context, n int64) (*Search, error) {
 	d, err := emulated.New(emulated.Options{Memory: n})
 	if err != nil {
@@ -108,7 +108,7 @@ func (s *Search) Close() error {
 	return s.device.Close()
 }
 
-// Device has the device find the modified pages and returns the time that took.
+// Device makes the device find the modified pages and returns the time that this took.
 func (s *Search) Device(ctx context.Context) (time.Duration, error) {
 	start := time.Now()
 	found, err := s.device.Modified(ctx, []gpubackend.Scan{{Mem: s.memory, Agreed: s.agreed}})

@@ -35,7 +35,7 @@ func TestBothSearchesFindTheModifiedPages(t *testing.T) {
 }
 
 func TestDisagreeingPagesTakeMore(t *testing.T) {
-	same, different := Agreeing(256, 8), Disagreeing(256, 8) // with invariants, the time grows with the square
+	same, different := Agreeing(256, 8), Disagreeing(256, 8) // with invariants, the time is quadratic
 	require.Positive(t, same.Accounted)
 	require.Greater(t, different.Accounted, 5*same.Accounted)
 }

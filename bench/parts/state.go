@@ -9,13 +9,13 @@ import (
 	"github.com/gaiafs/gaiafs/versions"
 )
 
-// Memory is what the coherence state of a file takes, per page of the file.
+// Memory is the memory of a file's coherence state, per page of the file.
 type Memory struct {
-	// Accounted is what the state says of itself, Heap by how much Go's heap grew.
+	// Accounted is what the state itself reports. Heap is how much Go's heap grew.
 	Accounted, Heap float64
 }
 
-// Agreeing measures a file of n pages of which so many devices hold every page writable and up to date.
+// Agreeing measures a file of n pages. All devices hold every page, writable and up to date.
 func Agreeing(n page.Index, devices int) Memory {
 	return weigh(n, func(f *lrc.File) {
 		for d := range devices {
@@ -24,8 +24,8 @@ func Agreeing(n page.Index, devices int) Memory {
 	})
 }
 
-// Disagreeing measures a file of n pages that so many devices hold writable, and of which no two neighbours agree in
-// anything: how often who released, whose releases came home, who is stale, whose base was kept.
+// Disagreeing measures a file of n pages that all devices hold, writable. Neighbouring pages differ in everything: who
+// released how often, whose releases are home, who is stale, whose base was kept.
 func Disagreeing(n page.Index, devices int) Memory {
 	return weigh(n, func(f *lrc.File) {
 		rnd := rand.New(rand.NewPCG(5, 6))
@@ -47,8 +47,8 @@ func acquire(f *lrc.File, rg page.Range, o versions.Owner) {
 	plan.End()
 }
 
-// scramble has the devices and the CPU change the page in a random order and number, by the rules of lrc: only states
-// that a file can be in come out.
+// scramble makes the devices and the CPU change the page in a random order and number, by the rules of lrc. So it
+// produces only states that can occur.
 func scramble(f *lrc.File, rg page.Range, devices int, rnd *rand.Rand) {
 	release := func(o versions.Owner) {
 		if drain := f.BeginRelease([]page.Range{rg}, rg, o).Commit(); len(drain.Pages) > 0 {
@@ -71,7 +71,7 @@ func scramble(f *lrc.File, rg page.Range, devices int, rnd *rand.Rand) {
 	for range 2 * devices {
 		o := versions.GPU(rnd.IntN(devices))
 		switch rnd.IntN(4) {
-		case 0: // what was released comes home before a write
+		case 0: // released bytes go home before a write
 			collect()
 			f.BeginWrite(rg).Commit(rg)
 		case 1:
@@ -84,7 +84,7 @@ func scramble(f *lrc.File, rg page.Range, devices int, rnd *rand.Rand) {
 			}
 		}
 	}
-	// At the end everybody has released, and a part of that came home: the longest state.
+	// In the end, all devices have released, and a part of that is home: the longest state.
 	for _, d := range rnd.Perm(devices) {
 		release(versions.GPU(d))
 	}
@@ -109,7 +109,7 @@ func weigh(n page.Index, fill func(f *lrc.File)) Memory {
 // heap returns the bytes in live objects.
 func heap() uint64 {
 	runtime.GC()
-	runtime.GC() // the first leaves what finalizers and pools held
+	runtime.GC() // the first GC leaves what finalizers and pools held
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return m.HeapAlloc

@@ -8,19 +8,19 @@ import (
 
 // axis maps values to pixels.
 type axis struct {
-	low, high   float64 // of the values; powers where log
-	from, until float64 // in pixels, for low and high
+	low, high   float64 // of the values; exponents if log
+	from, until float64 // pixels of low and high
 	log         bool
 	ticks       []tick
 }
 
-// tick is a place of an axis that has a name.
+// tick is a labelled place on an axis.
 type tick struct {
 	at   float64
 	text string
 }
 
-// at returns where a value lies.
+// at returns the pixel of a value.
 func (a *axis) at(v float64) float64 {
 	low, high := a.low, a.high
 	if a.log {
@@ -29,7 +29,7 @@ func (a *axis) at(v float64) float64 {
 	return a.from + (v-low)/(high-low)*(a.until-a.from)
 }
 
-// logAxis makes an axis on which equal ratios are equally far, with room for all values, which are positive.
+// logAxis makes an axis on which equal ratios are equally far apart. It includes all values, which must be positive.
 func logAxis(from, until float64, values ...float64) *axis {
 	low, high := bounds(values)
 	low, high = low/1.15, high*1.15
@@ -47,7 +47,7 @@ func logAxis(from, until float64, values ...float64) *axis {
 			}
 		}
 	}
-	if len(a.ticks) == 0 { // the values are next to each other
+	if len(a.ticks) == 0 { // the values are close together
 		a.ticks = []tick{{low, short(low)}, {high, short(high)}}
 	}
 	return a
@@ -70,7 +70,7 @@ func zeroAxis(from, until float64, values ...float64) *axis {
 	return a
 }
 
-// bounds returns the least and the largest positive value.
+// bounds returns the smallest and the largest positive value.
 func bounds(values []float64) (low, high float64) {
 	low, high = math.Inf(1), 0
 	for _, v := range values {
@@ -84,7 +84,7 @@ func bounds(values []float64) (low, high float64) {
 	return low, high
 }
 
-// short writes a number for an axis.
+// short formats a number for an axis.
 func short(v float64) string {
 	unit := ""
 	if v >= 10000 {

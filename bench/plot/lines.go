@@ -5,16 +5,16 @@ import (
 	"slices"
 )
 
-// Point is a measured value: the median, with its quartiles.
+// Point is a measured value: the median and its quartiles.
 type Point struct {
-	// X counts the chart's Ticks.
+	// X is an index into the chart's Ticks.
 	X            int
 	Y, Low, High float64
-	// Title says what it is in words.
+	// Title describes the point in words.
 	Title string
 }
 
-// Series are points that belong together. Colour numbers the classes of the style sheet.
+// Series are points that belong together. Colour is the number of a class in the style sheet.
 type Series struct {
 	Name   string
 	Colour int
@@ -26,12 +26,12 @@ type Lines struct {
 	Title, X, Y string
 	Ticks       []string
 	Series      []Series
-	// Log has equal ratios be equally far in Y. Level, if it is positive, is a value of Y that a line is drawn at.
+	// Log makes equal ratios equally far apart in Y. Level, if positive, draws a line at that value of Y.
 	Log   bool
 	Level float64
 }
 
-// The sizes of a Lines chart in pixels.
+// Sizes of a Lines chart in pixels.
 const (
 	linesWidth, linesHeight = 340.0, 230.0
 	linesLeft, linesRight   = 46.0, 12.0
@@ -85,13 +85,13 @@ func (l *Lines) axis(floor float64) *axis {
 	return zeroAxis(floor, linesTop, values...)
 }
 
-// place is where a tick lies.
+// place returns where a tick is.
 func (l *Lines) place(i int) float64 {
 	width := (linesWidth - linesLeft - linesRight) / float64(len(l.Ticks))
 	return linesLeft + (float64(i)+0.5)*width
 }
 
-// draw draws the i-th series, a little beside the others so that no mark hides another.
+// draw draws the i-th series, slightly shifted so that no mark hides another.
 func (l *Lines) draw(d *drawing, y *axis, i int, s Series) {
 	beside := (float64(i) - float64(len(l.Series)-1)/2) * 5
 	class := fmt.Sprintf("c%d", s.Colour)

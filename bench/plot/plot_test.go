@@ -75,7 +75,7 @@ func TestRatiosLieAroundOne(t *testing.T) {
 	require.Equal(t, 1, strings.Count(r.SVG(), ">n</text>"), "a name stands once")
 }
 
-// Whatever was measured, an axis has a few ticks within its bounds.
+// Whatever the values, an axis has a few ticks within its bounds.
 func TestAxesHaveTicks(t *testing.T) {
 	for _, values := range [][]float64{{}, {0}, {1}, {0.001}, {999, 1001}, {3, 40000}, {1e-3, 1e6}, {math.Inf(1), 2}} {
 		for _, a := range []*axis{logAxis(100, 0, values...), zeroAxis(100, 0, values...)} {

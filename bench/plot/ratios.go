@@ -2,25 +2,25 @@ package plot
 
 // Ratio is a line of Ratios: a median with its quartiles.
 type Ratio struct {
-	// Name is what was compared, Against with whom.
+	// Name is what was compared, Against with what.
 	Name, Against string
 	// Median, Low and High are positive.
 	Median, Low, High float64
-	// Limit is what was to be reached, 0 where there is no such thing.
+	// Limit is the target, or 0 if there is none.
 	Limit float64
-	// Class is the colour's class.
+	// Class is the style class of the colour.
 	Class string
-	// Title says it in words.
+	// Title describes the ratio in words.
 	Title string
 }
 
-// Ratios is a chart of many ratios below each other, on an axis on which half and double are equally far from 1.
+// Ratios is a chart of many ratios, one below the other, on an axis on which one half and two are equally far from 1.
 type Ratios struct {
 	Title string
 	Lines []Ratio
 }
 
-// The sizes of a Ratios chart in pixels.
+// Sizes of a Ratios chart in pixels.
 const (
 	ratiosWidth  = 860.0
 	ratiosNames  = 520.0

@@ -11,15 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// part is the name, after that of a file, of what takes its place when it is whole.
+// part is the suffix of a temporary file that replaces the real file when it is complete.
 const part = ".part"
 
-// openFlags never wait for a reader: with ENXIO a FIFO says that it has none.
+// openFlags never wait for a reader: a FIFO without a reader fails with ENXIO.
 const openFlags = unix.O_WRONLY | unix.O_CREAT | unix.O_TRUNC | unix.O_NONBLOCK
 
-// WriteFile has write make a file's content. A regular file is replaced when that is whole, so that whoever ends the
-// program meanwhile finds the one of before; links to it stay. What is no regular file, as a pipe or a terminal, is
-// written to.
+// WriteFile makes write produce a file's content. A regular file is replaced when the content is complete, so a program
+// that is killed leaves the old file. Links to the file are kept. A file that is not regular, such as a pipe or a
+// terminal, is written to directly.
 func WriteFile(path string, write func(io.Writer) error) error {
 	at, err := replaced(path)
 	if err != nil {
@@ -51,14 +51,14 @@ func fill(path string, flags int, mode fs.FileMode, write func(io.Writer) error)
 	return errors.Join(write(f), f.Close())
 }
 
-// IsReplaced reports whether WriteFile would replace a file, so that it can be written again and again.
+// IsReplaced reports whether WriteFile would replace a file. If so, the file can be written several times.
 func IsReplaced(path string) bool {
 	at, err := replaced(path)
 	return err == nil && at != ""
 }
 
-// replaced returns the regular file that path stands for, which need not be there yet, with all links followed; ""
-// where there is something else that can be written to.
+// replaced returns the regular file behind path, with all links followed. The file need not exist. It returns "" for
+// anything else that can be written to.
 func replaced(path string) (string, error) {
 	st, err := os.Stat(path)
 	switch {
@@ -75,16 +75,16 @@ func replaced(path string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// A link of /proc leads to an open file whatever its name is, or that it has none any more.
+	// A link in /proc leads to an open file, whatever name that file has or had.
 	if same, err := os.Stat(at); err != nil || !os.SameFile(st, same) {
 		return "", nil
 	}
 	return at, nil
 }
 
-// follow follows links, also one to a file that is not there.
+// follow follows links, also to a file that does not exist.
 func follow(path string) (string, error) {
-	for range 40 { // as many as the kernel follows
+	for range 40 { // the kernel's limit
 		folder, name := filepath.Split(path)
 		if folder == "" {
 			folder = "."
@@ -95,7 +95,7 @@ func follow(path string) (string, error) {
 		}
 		path = filepath.Join(folder, name)
 		link, err := os.Readlink(path)
-		if err != nil { // it is no link, or not there
+		if err != nil { // not a link, or it does not exist
 			return path, nil
 		}
 		if path = link; !filepath.IsAbs(link) {
@@ -105,8 +105,8 @@ func follow(path string) (string, error) {
 	return "", &fs.PathError{Op: "open", Path: path, Err: unix.ELOOP}
 }
 
-// CanBeWritten finds out whether WriteFile can do its work. It leaves what is there as it is: a FIFO is not even
-// opened, since its reader would take the close for the end.
+// CanBeWritten checks whether WriteFile would work. It changes nothing, and does not even open a FIFO: its reader would
+// take the close for the end.
 func CanBeWritten(path string) error {
 	at, err := replaced(path)
 	if err != nil {
@@ -119,7 +119,7 @@ func CanBeWritten(path string) error {
 		return err
 	}
 	f, err := os.OpenFile(at+part, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, 0o600)
-	if errors.Is(err, fs.ErrExist) { // of a run that was killed
+	if errors.Is(err, fs.ErrExist) { // left by a run that was killed
 		if st, err := os.Lstat(at + part); err == nil && !st.Mode().IsRegular() {
 			return fmt.Errorf("%s is in the way", at+part)
 		}
@@ -131,7 +131,7 @@ func CanBeWritten(path string) error {
 	return errors.Join(f.Close(), os.Remove(at+part))
 }
 
-// mayWrite asks for the right to write, without opening.
+// mayWrite checks for write permission without opening.
 func mayWrite(path string) error {
 	if err := unix.Faccessat(unix.AT_FDCWD, path, unix.W_OK, unix.AT_EACCESS); err != nil {
 		return &fs.PathError{Op: "open", Path: path, Err: err}
@@ -139,8 +139,8 @@ func mayWrite(path string) error {
 	return nil
 }
 
-// Touch reports whether writing one file would change the other, under whatever names: a file that is to be written is
-// also what stands for it until it is whole.
+// Touch reports whether writing one file would change the other, whatever their names. This includes the temporary file
+// of the written one.
 func Touch(written, other string) bool {
 	for _, a := range []string{written, besides(written)} {
 		for _, b := range []string{other, besides(other)} {
@@ -152,7 +152,7 @@ func Touch(written, other string) bool {
 	return false
 }
 
-// besides names what WriteFile makes beside a file; "" for nothing.
+// besides returns the name of the temporary file of WriteFile, or "" if it makes none.
 func besides(path string) string {
 	if at, err := replaced(path); err == nil && at != "" {
 		return at + part
@@ -160,8 +160,8 @@ func besides(path string) string {
 	return ""
 }
 
-// same reports whether two names are of one file, which need not be there. A device, as /dev/null, can be written by
-// many.
+// same reports whether two names belong to one file, which need not exist. It is false for devices such as /dev/null,
+// which can have many writers.
 func same(a, b string) bool {
 	x, errA := os.Stat(a)
 	y, errB := os.Stat(b)

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// saying returns what writes a text.
+// saying returns a function that writes a text.
 func saying(text string) func(io.Writer) error {
 	return func(w io.Writer) error {
 		_, err := io.WriteString(w, text)
@@ -31,8 +31,8 @@ func TestLinksStayLinks(t *testing.T) {
 	require.NoError(t, os.MkdirAll(filepath.Join(dir, "far/off"), 0o755))
 	real, link, folder := filepath.Join(dir, "far/real"), filepath.Join(dir, "link"), filepath.Join(dir, "folder")
 	require.NoError(t, os.Symlink("far/off", folder))
-	require.NoError(t, os.Symlink("folder/../real", link)) // which is far/real
-	for _, text := range []string{"first", "second"} {     // before and after there is a file
+	require.NoError(t, os.Symlink("folder/../real", link)) // a path to far/real
+	for _, text := range []string{"first", "second"} {     // first without an existing file, then with one
 		require.NoError(t, CanBeWritten(link))
 		require.NoError(t, WriteFile(link, saying(text)))
 		st, err := os.Lstat(link)
@@ -78,7 +78,7 @@ func TestPipesAreWrittenTo(t *testing.T) {
 	}
 }
 
-// As with --json /dev/stdout, where that leads to an open file.
+// As with --json /dev/stdout if that leads to an open file.
 func TestOpenFilesWithoutAName(t *testing.T) {
 	f, err := os.CreateTemp(t.TempDir(), "")
 	require.NoError(t, err)
@@ -111,7 +111,7 @@ func TestTheFolderIsTried(t *testing.T) {
 	require.NoError(t, os.Remove(file+part))
 	require.Error(t, CanBeWritten(filepath.Join(dir, "none", "r")))
 
-	if unix.Geteuid() == 0 { // whom modes do not stop
+	if unix.Geteuid() == 0 { // modes do not stop root
 		require.NoError(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"))
 		defer func() { require.NoError(t, unix.Unmount(dir, 0)) }()
 		require.NoError(t, os.WriteFile(file, nil, 0o600))

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Machine describes where a run was made.
+// Machine describes the machine of a run.
 type Machine struct {
 	Kernel  string  `json:"kernel"`
 	CPU     string  `json:"cpu"`
@@ -20,11 +20,11 @@ type Machine struct {
 	Go      string  `json:"go"`
 	Load    float64 `json:"load_at_start"` // runnable processes, averaged over a minute
 	Command string  `json:"command"`
-	// Devices describes the GPUs, if the rows are about any.
+	// Devices describes the GPUs, if the rows use any.
 	Devices []string `json:"devices,omitempty"`
 }
 
-// Describe looks at the machine, with dir on the backing filesystem.
+// Describe describes the machine. dir is on the backing filesystem.
 func Describe(dir, command string) Machine {
 	m := Machine{Cores: runtime.NumCPU(), Go: runtime.Version(), Command: command, CPU: cpuName(), Backing: "unknown"}
 	if kind, options := Filesystem(dir); kind != "" {
@@ -56,7 +56,7 @@ func cpuName() string {
 	return runtime.GOARCH
 }
 
-// Filesystem names the kind of filesystem that a file is on, and its mount options: "" where that cannot be found out.
+// Filesystem returns the kind and the mount options of a file's filesystem, or "" if they cannot be found out.
 func Filesystem(path string) (kind, options string) {
 	var st unix.Stat_t
 	f, err := os.Open("/proc/self/mountinfo")

@@ -11,36 +11,36 @@ import (
 	"time"
 )
 
-// Format is the number of the JSON file's form. It grows when a field is removed or changes its meaning.
+// Format is the version of the JSON file's form. It grows when a field is removed or changes its meaning.
 const Format = 1
 
-// Report is everything that one run found out, and the form of its JSON file. docs/bench.md describes it.
+// Report is the result of one run, and the form of its JSON file. docs/bench.md describes it.
 type Report struct {
 	Format int `json:"format"`
-	// Version is that of the measured program; "" where nobody knows.
+	// Version is that of the measured program, or "" if it is unknown.
 	Version string    `json:"gaiafs_version,omitempty"`
 	Machine Machine   `json:"machine"`
 	Started time.Time `json:"started"`
 	Seconds float64   `json:"seconds"` // from the first row to the last
 	Rounds  int       `json:"rounds"`
-	// Ended says why there are not all rows; "" where there are.
+	// Ended says why rows are missing, or "" if none are.
 	Ended string `json:"ended,omitempty"`
-	// Mounts are those of gaiafs that were measured, in the order in which they were made.
+	// Mounts are the measured mounts of gaiafs, in the order in which they were made.
 	Mounts []Mount  `json:"mounts,omitempty"`
 	Rows   []Result `json:"rows"`
 }
 
-// Mount is how a side was mounted.
+// Mount describes how a side was mounted.
 type Mount struct {
 	Side string `json:"side"`
 	GPUs string `json:"gpus"`
-	// Flags are the others that are not as by default.
+	// Flags are the other flags that differ from the defaults.
 	Flags []string `json:"flags,omitempty"`
 	// Passthrough says that the kernel read and wrote the backing files itself.
 	Passthrough bool `json:"passthrough"`
 }
 
-// Passing says which mounts let files pass through; "" where none does.
+// Passing says on which mounts files pass through, or "" if on none.
 func (r *Report) Passing() string {
 	var sides []string
 	for _, m := range r.Mounts {
@@ -54,14 +54,14 @@ func (r *Report) Passing() string {
 	return "files pass through, past the daemon, on: " + strings.Join(sides, ", ")
 }
 
-// WriteJSON writes the report, with every single value, as WriteFile does.
+// WriteJSON writes the report, with every single value, in the way of WriteFile.
 func (r *Report) WriteJSON(file string) error {
 	doc := *r
 	doc.Format = Format
 	doc.Rows = slices.Clone(r.Rows)
 	for i := range doc.Rows {
 		if doc.Rows[i].Sides == nil {
-			doc.Rows[i].Sides = []SideResult{} // programs go through a list, also one of none
+			doc.Rows[i].Sides = []SideResult{} // an empty list instead of null, for programs that iterate
 		}
 	}
 	text, err := json.MarshalIndent(&doc, "", "  ")
@@ -74,7 +74,7 @@ func (r *Report) WriteJSON(file string) error {
 	})
 }
 
-// Lines returns the lines of a row's part of the table: one for each side.
+// Lines returns the table lines of a row: one per side.
 func (r *Result) Lines() [][]string {
 	for word, why := range map[string]string{"skipped": r.Skipped, "failed": r.Failed} {
 		if why != "" {
@@ -118,7 +118,7 @@ func (r *Result) verdictAgainst(name string) string {
 // Head names the columns of Lines.
 var Head = []string{"what", "side", "median", "quartiles", "gaiafs is × as fast", "target"}
 
-// WriteTable writes the rows for a terminal, and below those of each group what there is to say about them.
+// WriteTable writes the rows for a terminal, with remarks below those of each group.
 func (r *Report) WriteTable(out io.Writer) error {
 	for first := 0; first < len(r.Rows); {
 		group := r.Rows[first].Group
@@ -144,11 +144,11 @@ func (r *Report) WriteTable(out io.Writer) error {
 	return nil
 }
 
-// WriteMarkdown writes the machine and the rows as they go into docs/dev/measurements.md.
+// WriteMarkdown writes the machine and the rows in the form of docs/dev/measurements.md.
 func (r *Report) WriteMarkdown(out io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n", r.Machine.markdown())
-	fmt.Fprintf(&b, "- %d rounds of each side in turns; median, then the quartiles\n", r.Rounds)
+	fmt.Fprintf(&b, "- %d rounds, each with all sides; median, then the quartiles\n", r.Rounds)
 	if passing := r.Passing(); passing != "" {
 		fmt.Fprintf(&b, "- %s\n", passing)
 	}
@@ -184,7 +184,7 @@ func spread(s Summary) string {
 	return Number(s.Q1) + "–" + Number(s.Q3)
 }
 
-// Number writes three significant digits, and no exponent.
+// Number formats a number with three significant digits and no exponent.
 func Number(v float64) string {
 	switch a := math.Abs(v); {
 	case a >= 100 || a == 0:
@@ -197,7 +197,7 @@ func Number(v float64) string {
 	return fmt.Sprintf("%.3g", v)
 }
 
-// Failures counts the targets that were missed.
+// Failures counts the missed targets.
 func (r *Report) Failures() (missedTargets, all int) {
 	for _, row := range r.Rows {
 		for _, t := range row.Targets {
@@ -210,7 +210,7 @@ func (r *Report) Failures() (missedTargets, all int) {
 	return missedTargets, all
 }
 
-// Brief is a result in a line, for the progress.
+// Brief returns a result in one line, for the progress.
 func (r *Result) Brief() string {
 	switch {
 	case r.Skipped != "":

@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// Unit is what a row's values count.
+// Unit is the unit of a row's values.
 type Unit struct {
 	Name string
 	// Faster says that larger values are better.
 	Faster bool
 }
 
-// The units of rows.
+// Units of rows.
 var (
 	MBPerSecond  = Unit{"MB/s", true}
 	GBPerSecond  = Unit{"GB/s", true}
@@ -28,28 +28,29 @@ var (
 	Count        = Unit{"", false}
 )
 
-// Side is one of those that a row compares.
+// Side is one of the things that a row compares.
 type Side struct {
-	// Name is the side's in the table.
+	// Name is the side's name in the table.
 	Name string
-	// Prepare brings about the state that Measure starts from; it is not measured. nil for nothing to prepare.
+	// Prepare sets up the state from which Measure starts. It is not measured. nil if there is nothing to prepare.
 	Prepare func(ctx context.Context) error
 	// Measure does the work once and returns a value in the row's unit.
 	Measure func(ctx context.Context) (float64, error)
-	// Check is called once, after the side was measured for the first time, and fails where the work was not done
-	// right. It is not measured. nil where there is nothing to check.
+	// Check is called once, after the first measurement of the side. It fails if the work was not done correctly. It is
+	// not measured. nil if there is nothing to check.
 	Check func(ctx context.Context) error
 }
 
-// Target is what a row should come to.
+// Target is what a row should reach.
 type Target struct {
-	// Against names the side whose ratio to the first side counts; "" stands for the first side's own value.
+	// Against is the side whose ratio to the first side counts; "" means the first side's own value.
 	Against string
-	// Limit is the least ratio; where Against is "", the worst value: the largest, or the least where larger is faster.
+	// Limit is the smallest ratio that meets the target. If Against is "", it is the worst value: the largest, or the
+	// smallest if larger is better.
 	Limit float64
 }
 
-// text names the target in a row of that unit.
+// text formats the target for a row of that unit.
 func (t Target) text(u Unit) string {
 	switch {
 	case t.Against != "":
@@ -66,47 +67,47 @@ type Row struct {
 	Unit        Unit
 	Sides       []Side
 	Targets     []Target
-	// Labels say for programs what Name says for people. They are kept in the result.
+	// Labels describe the row for programs. They are kept in the result.
 	Labels map[string]string
 	// Rounds is how often each side is measured; 0 leaves it to Run's caller.
 	Rounds int
-	// Until is when the row should be done: a round that would end later, if it took as long as the last, is not begun.
-	// The first round always is. The zero time is no limit.
+	// Until is when the row should end. A round that would end later, if it took as long as the last one, does not
+	// begin. The first round always does. The zero time means no limit.
 	Until time.Time
-	// Note is asked after the last round for something to say about the row. nil for nothing.
+	// Note is called after the last round and returns a remark on the row. nil if there is none.
 	Note func() string
-	// Skip says why the row cannot run here; "" where it can.
+	// Skip says why the row cannot run here, or "" if it can.
 	Skip string
 }
 
-// Title names the row among all.
+// Title is the unique name of the row.
 func (r *Row) Title() string { return r.Group + "/" + r.Name }
 
-// Verdict is how a value or a ratio stands to its target.
+// Verdict says whether a value or a ratio meets its target.
 type Verdict string
 
-// The verdicts.
+// Verdicts.
 const (
 	Met      Verdict = "met"
-	Even     Verdict = "within spread" // the median misses the target, the better quartile does not
+	Even     Verdict = "within spread" // the median misses the target, but the better quartile meets it
 	Missed   Verdict = "missed"
 	NoTarget Verdict = ""
 )
 
-// SideResult is what was measured of a side.
+// SideResult has the measurements of a side.
 type SideResult struct {
 	Name    string    `json:"name"`
 	Values  []float64 `json:"values"`
 	Summary Summary   `json:"summary"`
-	// Ratio is the first side's speed over this one's; nil for the first side itself.
+	// Ratio is the first side's speed over this side's; nil for the first side itself.
 	Ratio *Summary `json:"ratio,omitempty"`
 }
 
-// Result is what came of a row.
+// Result is the result of a row.
 type Result struct {
 	Group string `json:"group"`
 	Name  string `json:"name"`
-	// Labels are the row's.
+	// Labels are those of the row.
 	Labels map[string]string `json:"labels,omitempty"`
 	Unit   string            `json:"unit"`
 	// Faster says that larger values are better.
@@ -114,32 +115,32 @@ type Result struct {
 	Sides   []SideResult   `json:"sides"`
 	Targets []TargetResult `json:"targets,omitempty"`
 	Note    string         `json:"note,omitempty"`
-	// Skipped says why there are no sides, and Failed the same of a row that should have worked.
+	// Skipped says why there are no sides; Failed says so for a row that should have worked.
 	Skipped string `json:"skipped,omitempty"`
 	Failed  string `json:"failed,omitempty"`
 }
 
-// TargetResult is what came of a target.
+// TargetResult is the result for a target.
 type TargetResult struct {
 	Target  string  `json:"target"`
 	Verdict Verdict `json:"verdict"`
-	// Against and Limit are the target's.
+	// Against and Limit are those of the target.
 	Against string  `json:"against,omitempty"`
 	Limit   float64 `json:"limit"`
 }
 
-// ErrSkip, wrapped in what a side fails with, says that the row cannot be measured here, which is no failure.
+// ErrSkip, wrapped in a side's error, says that the row cannot be measured here. That is not a failure.
 var ErrSkip = errors.New("not possible here")
 
-// Impossible is an ErrSkip that says all there is to say.
+// Impossible is an ErrSkip whose text is the whole reason.
 type Impossible struct{ Reason string }
 
 func (e Impossible) Error() string { return e.Reason }
 
-// Is makes it an ErrSkip.
+// Is makes an Impossible an ErrSkip.
 func (e Impossible) Is(target error) bool { return target == ErrSkip }
 
-// reason returns what the table says of an error that is an ErrSkip.
+// reason returns the text of an ErrSkip for the table.
 func reason(err error) string {
 	var i Impossible
 	if errors.As(err, &i) {
@@ -148,8 +149,8 @@ func reason(err error) string {
 	return err.Error()
 }
 
-// Run measures the row. progress is told what comes next. If ctx ends after a whole round, the result is of the rounds
-// until then, and its note says so.
+// Run measures the row. It calls progress before each measurement. If ctx ends after a complete round, the result
+// covers the complete rounds, and its note says so.
 func (r *Row) Run(ctx context.Context, rounds int, progress func(round, of int, side string)) (Result, error) {
 	if r.Skip != "" {
 		return r.skipped(r.Skip), nil
@@ -164,7 +165,7 @@ func (r *Row) Run(ctx context.Context, rounds int, progress func(round, of int, 
 		if round > 0 && !r.Until.IsZero() && begin.Add(last).After(r.Until) {
 			return r.cutOff(values, round, rounds), nil
 		}
-		var checks time.Duration // which later rounds are spared
+		var checks time.Duration // time of checks, which later rounds do not spend
 		for i := range r.Sides {
 			k := (i + round) % len(r.Sides)
 			progress(round+1, rounds, r.Sides[k].Name)
@@ -207,7 +208,7 @@ func (r *Row) once(ctx context.Context, s *Side) (float64, error) {
 	return v, nil
 }
 
-// check asks whether what a side did was right.
+// check runs a side's check.
 func (r *Row) check(ctx context.Context, s *Side) error {
 	if s.Check == nil {
 		return nil
@@ -224,7 +225,7 @@ func (r *Row) skipped(reason string) Result {
 		Skipped: reason}
 }
 
-// cutOff makes the result of the rounds that were whole when the time was over.
+// cutOff makes the result of the rounds that were complete when the time was over.
 func (r *Row) cutOff(values [][]float64, whole, rounds int) Result {
 	for i := range values {
 		values[i] = values[i][:whole]
@@ -237,7 +238,7 @@ func (r *Row) cutOff(values [][]float64, whole, rounds int) Result {
 	return res
 }
 
-// conclude makes the result of what was measured of each side.
+// conclude makes the result from the measurements of each side.
 func (r *Row) conclude(values [][]float64) Result {
 	res := Result{Group: r.Group, Name: r.Name, Labels: r.Labels, Unit: r.Unit.Name, Faster: r.Unit.Faster}
 	for i, s := range r.Sides {

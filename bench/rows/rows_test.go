@@ -26,7 +26,7 @@ func TestRatiosAreSpeedOverSpeed(t *testing.T) {
 	require.Empty(t, ratios([]float64{1}, []float64{0}, true), "nothing is divided by zero")
 }
 
-// fixed is a side that gives these values in turn.
+// fixed is a side that returns these values in turn.
 func fixed(name string, values ...float64) Side {
 	i := 0
 	return Side{Name: name, Measure: func(context.Context) (float64, error) {
@@ -131,7 +131,7 @@ func TestTheJSONFileIsAlwaysWhole(t *testing.T) {
 	require.Error(t, (&Report{}).WriteJSON(filepath.Join(dir, "none", "r.json")))
 }
 
-// A row without sides has a list of none, and its unit.
+// A row without sides has an empty list, and its unit.
 func TestRowsWithoutSidesInTheJSON(t *testing.T) {
 	row := Row{Group: "g", Name: "n", Unit: MBPerSecond, Skip: "why"}
 	res, err := row.Run(context.Background(), 1, nil)

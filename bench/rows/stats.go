@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// Summary is a few numbers about repeated measurements. Q1 and Q3 are the quartiles.
+// Summary summarises repeated measurements. Q1 and Q3 are the quartiles.
 type Summary struct {
 	Median float64 `json:"median"`
 	Q1     float64 `json:"q1"`
@@ -14,7 +14,7 @@ type Summary struct {
 	Max    float64 `json:"max"`
 }
 
-// Summarise describes values, of which there must be one at least.
+// Summarise summarises values, of which there must be at least one.
 func Summarise(values []float64) Summary {
 	v := slices.Clone(values)
 	slices.Sort(v)
@@ -31,8 +31,8 @@ func quantile(sorted []float64, q float64) float64 {
 	return sorted[low] + (at-float64(low))*(sorted[low+1]-sorted[low])
 }
 
-// ratios divides round by round, so that what slowed down one round slows down both sides of its ratio. The result is
-// speed over speed: faster says whether a larger value is a faster one.
+// ratios divides round by round, so that a slow round affects both sides of its ratio. The result is speed over speed;
+// faster says whether larger values are better.
 func ratios(subject, baseline []float64, faster bool) []float64 {
 	out := make([]float64, 0, len(subject))
 	for i := range min(len(subject), len(baseline)) {

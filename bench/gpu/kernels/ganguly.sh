@@ -1,12 +1,12 @@
 #!/bin/bash
-# Runs Ganguly's kernels on cuda:0 with device memory for less and less of what they use, eight programs at once,
-# unequal tenants, an urgent read beside seven who keep the link busy, and two models in turns.
+# Runs Ganguly's kernels on cuda:0 with less and less device memory, eight programs at once, unequal tenants, an urgent
+# read next to seven readers that keep the link busy, and two models in turn.
 #
 #   GAIAFS=./gaiafs LIBRARY=./libgaiafs.a INCLUDE=DIR ganguly.sh FOLDER PART...
 #
-# PARTs are kernels, managed, eight, tenants, transfers and models; all of them where none is named. FOLDER has room for
-# 16 GiB, best in memory (/dev/shm). Needs nvcc; models needs PyTorch and transformers, and PYTHONPATH with gaiafs. With
-# GPUS=emulated:1 all of it runs on the CPU, to try it out.
+# PARTs are kernels, managed, eight, tenants, transfers and models; without PARTs, all of them. FOLDER needs 16 GiB of
+# free space, best in memory (/dev/shm). Needs nvcc; models needs PyTorch and transformers, and PYTHONPATH with gaiafs.
+# With GPUS=emulated:1 everything runs on the CPU, for a trial.
 set -u -o pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 folder=$1 mib=${MIB:-512} gpus=${GPUS:-cuda:0}
@@ -51,7 +51,7 @@ kernels() {
 	done
 }
 
-# managed memory in what is left beside a ballast, as the driver moves it
+# managed memory in what a ballast leaves free, as the driver moves it
 managed() {
 	local kernel
 	for kernel in $kernels; do sums "$kernel" "$mib" & done

@@ -1,10 +1,11 @@
 #!/bin/bash
-# Measures memory that moves on cuda:0: kernels over a file of 4 GiB, or $MIB MiB, with device memory for all of it down
-# to an eighth, by each rule of eviction, beside a mapping that stays, a copy, pinned memory and managed memory.
+# Measures memory that moves on cuda:0: kernels over a file of 4 GiB, or $MIB MiB. Device memory shrinks from the whole
+# file to an eighth of it, under each eviction rule. The other sides are a mapping that stays, a copy, pinned memory and
+# managed memory.
 #
 #   GAIAFS=./gaiafs LIBRARY=./libgaiafs.a INCLUDE=DIR moving.sh FOLDER
 #
-# FOLDER has room for 4 GiB, best in memory (/dev/shm). Needs nvcc.
+# FOLDER needs 4 GiB of free space, best in memory (/dev/shm). Needs nvcc.
 set -u -o pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 folder=$1 mib=${MIB:-4096} accesses=${ACCESSES:-512} passes=${PASSES:-16}
