@@ -38,16 +38,17 @@ const (
 	goleak     = "go.uber.org/goleak/..."
 )
 
-// rule says what the packages of a folder may import: import paths, those of gaiafs itself from the module's root; one
-// that ends with /... stands for what is below, too. The standard library and the own folder always may be.
+// rule says what the packages of a folder may import, as import paths; paths of gaiafs are relative to the module's
+// root. A path that ends with /... includes everything below it. The standard library and the folder itself are always
+// allowed.
 type rule struct {
 	folder  string
 	imports []string
-	// support is a folder that tests are made with: only tests and other such folders may import it.
+	// support marks a folder that helps tests: only tests and other support folders may import it.
 	support bool
 }
 
-// rules are in the order of the layers, the lowest first. The longest folder that a package is in counts.
+// rules are in the order of the layers, the lowest first. For a package, the longest matching folder counts.
 var rules = []rule{
 	{"internal/page", nil, false},
 	{"internal/arrows", nil, false},
@@ -64,7 +65,7 @@ var rules = []rule{
 	{"prefetch", []string{"internal/page", "internal/choices"}, false},
 	{"pagecache", []string{"pagecache/live", "lrc", "versions", "gpubackend", "prefetch", "prefetch/trace",
 		"internal/page", "internal/cost", humanize, sys, sync}, false},
-	// The rooms of pagecache know neither its other rooms nor the rules that it carries out, but that all transfers
+	// The rooms of pagecache know neither each other nor the rules that pagecache executes. Exception: all transfers
 	// pass the mover.
 	{"pagecache/live", nil, false},
 	{"pagecache/mover", []string{"internal/page", "internal/cost", "gpubackend", "pagecache/live"}, false},
@@ -89,16 +90,16 @@ var rules = []rule{
 	// Figures of a mount for Prometheus and browsers.
 	{"cmd/gaiafs/monitor", []string{"pagecache", "internal/page", prometheus, xnet}, false},
 	{"cmd/gaiafs/demo", []string{"client/go", "internal/page", sys}, false},
-	// The bench measures through the mount and the client, as a user would; mounts are made by the program that it is
-	// part of. Loopback is what it compares with.
+	// The bench measures through the mount and the client, as a user would. The program that contains it makes the
+	// mounts. Loopback is for comparison.
 	{"bench", []string{"client/go", "internal/page", "internal/rundir", sys, humanize}, false},
 	{"bench/rows", []string{sys}, false},
-	// What GPU programs do besides mapping, it does by itself.
+	// It implements everything else that GPU programs do by itself.
 	{"bench/gpu", []string{"client/go", "bench/rows", purego, sys}, false},
 	{"bench/parts", []string{"gpubackend", "gpubackend/emulated", "lrc", "versions", "internal/page"}, false},
 	{"bench/loopback", []string{fuse, sys}, false},
 	{"bench/plot", nil, false},
-	// What several packages' tests are made with. Nothing else may import these folders.
+	// These folders support the tests of several packages. Nothing else may import them.
 	{"gpubackend/conformance", []string{"gpubackend", "internal/page", testify, rapid, sys}, true},
 	{"gpubackend/faulty", []string{"gpubackend", "internal/page"}, true},
 	{"internal/fakecuda", []string{testify}, true},
@@ -113,19 +114,19 @@ var rules = []rule{
 		sys}, true},
 }
 
-// forTests are allowed in every test besides; and a test may import any package of gaiafs, for it may build what it
-// needs, but for those that keepPure names.
+// forTests are modules that every test may import in addition. Tests may also import any package of gaiafs to build
+// what they need, except the tests of keepPure.
 var forTests = []string{testify, rapid, goleak, "go.yaml.in/yaml/v3"}
 
-// keepPure are folders whose tests may reach nothing that does I/O either.
+// keepPure are folders whose tests must not do I/O either.
 var keepPure = []string{"internal/page", "internal/choices", "internal/cost", "versions", "lrc", "prefetch",
 	"pagecache/residency/policy", "pagecache/residency/tenants", "pagecache/mover/schedule", "pagecache/view"}
 
-// pure are what such a test may import of gaiafs.
+// pure are the packages of gaiafs that such a test may import.
 var pure = []string{"internal/page", "internal/choices", "internal/cost", "internal/model", "versions", "lrc",
 	"prefetch"}
 
-// pkg is what the test needs of go list -json.
+// pkg is the part of go list -json that the test uses.
 type pkg struct {
 	ImportPath   string
 	Standard     bool
@@ -158,12 +159,12 @@ func list(t *testing.T, tags string) []pkg {
 	}
 }
 
-// within reports whether path is prefix or in the folder of that name.
+// within reports whether path is prefix or lies in the folder of that name.
 func within(path, prefix string) bool {
 	return path == prefix || strings.HasPrefix(path, prefix+"/")
 }
 
-// allowed reports whether one of the patterns of a rule fits.
+// allowed reports whether one of a rule's patterns matches.
 func allowed(path string, patterns []string) bool {
 	return slices.ContainsFunc(patterns, func(p string) bool {
 		tree, isTree := strings.CutSuffix(p, "/...")
@@ -185,17 +186,17 @@ func ruleFor(folder string) (best rule, ok bool) {
 	return best, ok
 }
 
-// standard reports whether an import path is the standard library's: its first element has no dot.
+// standard reports whether an import path belongs to the standard library: its first element has no dot.
 func standard(path string) bool {
 	first, _, _ := strings.Cut(path, "/")
 	return !strings.Contains(first, ".")
 }
 
-// forbidden returns those of imports that the rule for folder does not allow.
+// forbidden returns the imports that the rule for folder does not allow.
 func forbidden(folder string, imports []string, test bool) []string {
 	r, ok := ruleFor(folder)
 	if !ok {
-		return []string{"anything, for it has no rule in arrows_test.go"}
+		return []string{"anything, because it has no rule in arrows_test.go"}
 	}
 	var wrong []string
 	for _, path := range imports {
@@ -218,7 +219,7 @@ func forbidden(folder string, imports []string, test bool) []string {
 	return wrong
 }
 
-// forTestsOnly reports whether a package's rule says so.
+// forTestsOnly reports whether a package's rule has support set.
 func forTestsOnly(path string) bool {
 	r, ok := ruleFor(path)
 	return ok && r.support
@@ -238,7 +239,7 @@ func TestImportsGoOneWay(t *testing.T) {
 	}
 }
 
-// The test of the test: arrows that must be found, and some that are allowed.
+// A test of the test: forbidden arrows that must be found, and some that are allowed.
 func TestForbiddenArrowsAreFound(t *testing.T) {
 	ours := func(folder string) []string { return []string{module + "/" + folder} }
 	require.NotEmpty(t, forbidden("pagecache", ours("fs"), false))

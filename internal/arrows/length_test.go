@@ -11,17 +11,17 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// longest is how many lines a function of the rooms may have, from func to the closing brace.
+// longest is the maximum length of a function in the rooms, in lines from func to the closing brace.
 const longest = 59
 
-// rooms are the folders, from the root, of which functions stay short.
+// rooms are the folders in which functions must be short, relative to the root.
 var rooms = []string{
 	"lrc", "pagecache", "pagecache/residency", "pagecache/residency/policy", "pagecache/residency/tenants",
 	"pagecache/mover",
 	"pagecache/mover/schedule", "pagecache/cleanread", "pagecache/view",
 }
 
-// TestFunctionsAreShort fails where a function of the rooms is longer than can be read at a glance: split it by
+// TestFunctionsAreShort fails if a function of the rooms is too long to read at a glance. Split such a function by
 // meaning.
 func TestFunctionsAreShort(t *testing.T) {
 	for _, room := range rooms {
@@ -45,7 +45,7 @@ func requireShort(t *testing.T, path string) {
 		if f, ok := d.(*ast.FuncDecl); ok {
 			from, to := set.Position(f.Pos()), set.Position(f.End())
 			if n := to.Line - from.Line + 1; n > longest {
-				t.Errorf("%s:%d: %s has %d lines, and %d are allowed", from.Filename, from.Line, f.Name.Name, n,
+				t.Errorf("%s:%d: %s has %d lines; %d are allowed", from.Filename, from.Line, f.Name.Name, n,
 					longest)
 			}
 		}

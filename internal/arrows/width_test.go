@@ -12,18 +12,18 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// widest is how many columns a line may have, with tabs of four.
+// widest is the maximum number of columns of a line, with tabs of four.
 const widest = 120
 
-// literals are what is not cut in two, so that it can be searched for, and may reach further: a string, or an address.
+// literals match strings and addresses. They are not broken, so that they can be searched for, and may extend further.
 var literals = regexp.MustCompile("\"(?:[^\"\\\\]|\\\\.)*\"|'(?:[^'\\\\]|\\\\.)'|`[^`]*`|https?://\\S+")
 
-// wide are the ends of the names of files whose lines end at widest.
+// wide are the name endings of files whose lines end at widest.
 var wide = map[string]bool{
 	".go": true, ".c": true, ".h": true, ".hpp": true, ".cu": true, ".cuh": true, ".py": true, ".tla": true, ".cfg": true,
 }
 
-// TestLinesEnd fails where a line is wider than fits beside another file.
+// TestLinesEnd fails if a line is too wide to stand side by side with another file.
 func TestLinesEnd(t *testing.T) {
 	root := filepath.Join("..", "..")
 	require.NoError(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -50,8 +50,8 @@ func TestLinesEnd(t *testing.T) {
 	}))
 }
 
-// tooWide returns the lines of a text, those that are not too wide as "". With raw, what is between ` and ` over several
-// lines is a literal.
+// tooWide returns the lines of a text, with "" for each line that is not too wide. With raw, text between backquotes
+// over several lines is a literal.
 func tooWide(text string, raw bool) []string {
 	lines := strings.Split(text, "\n")
 	inside := false
@@ -71,7 +71,7 @@ func columns(line string) int {
 	return utf8.RuneCountInString(line) + 3*strings.Count(line, "\t")
 }
 
-// The test of the test.
+// A test of the test.
 func TestTooWide(t *testing.T) {
 	long := strings.Repeat("x", widest)
 	require.Equal(t, []string{"", "\t" + long, "", ""}, tooWide(long+"\n\t"+long+"\nf(\""+long+"\")\nhttps://"+long, true))

@@ -3,31 +3,31 @@ package cost
 import "math/bits"
 
 const (
-	// Reads are told apart by their size, powers of two from 4 KiB up, and by how many are under way when they begin:
-	// none, 1, 2 or 3, 4 to 7, 8 to 15, more.
+	// Reads are classified by their size (powers of two from 4 KiB up) and by how many other reads are under way when
+	// they begin: none, 1, 2 or 3, 4 to 7, 8 to 15, more.
 	sizeClasses, loadClasses = 12, 6
-	// steady is the part of a new reading that counts in the end: what is noise is averaged over so many reads.
+	// steady is the number of readings over which the mean averages out noise.
 	steady = 32
-	// A place has changed when so many readings in a row are above twice, or below a quarter, of what was thought: so
-	// many of them are no chance, also where readings are spread as those of a queue are.
+	// A place has changed if this many readings in a row are above twice the mean, or below a quarter of it. That many
+	// are no coincidence, even if readings scatter as those of a queue do.
 	slowerRun, fasterRun = 4, 5
 )
 
-// cell is what reads of one class took.
+// cell holds the measured times of one class of reads.
 type cell struct {
 	mean  float32 // ns
 	bytes float32 // their mean size
-	sum   float32 // of those of run
+	sum   float32 // of the readings in run
 	count uint8   // up to steady
-	run   int8    // readings in a row that were far above, or, below zero, far below the mean
+	run   int8    // readings in a row far above the mean; negative: far below
 }
 
-// classOf returns the classes of a read of n bytes that finds others under way.
+// classOf returns the class of a read of n bytes that begins while others are under way.
 func classOf(n int64, others int) (size, load int) {
 	return min(bits.Len64(uint64(max(n-1, 0))>>12), sizeClasses-1), min(bits.Len(uint(others)), loadClasses-1)
 }
 
-// note takes a reading in. It reports whether the place has changed.
+// note adds a reading. It reports whether the place has changed.
 func (c *cell) note(n int64, took float64) (changed bool) {
 	if c.count == 0 {
 		*c = cell{mean: float32(took), bytes: float32(n), count: 1}

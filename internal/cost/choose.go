@@ -2,12 +2,13 @@ package cost
 
 import "time"
 
-// worthSplitting is by how much a read from two places at once must be faster than one from the faster of them.
+// worthSplitting: a read from two places at once must take less than this part of the time of a read from the faster
+// one.
 const worthSplitting = 0.8
 
-// Split says how a read of n bytes is divided between a, which has all or the first most of them, and b, which has them
-// all: a gives as many bytes from the beginning as are returned, a multiple of grain, and b the rest, at the same time.
-// took is how long that is thought to take. Only a read that is alone is divided. A place that is stuck is left out.
+// Split decides how to divide a read of n bytes between a, which has the first most of them, and b, which has all. a
+// reads fromA bytes from the beginning, a multiple of grain, and b concurrently reads the rest. took is the estimated
+// time. Split divides a read only if no other read is under way. It leaves out a place that is stuck.
 func Split(a, b *Source, n, most, grain int64) (fromA int64, took time.Duration) {
 	most = min(most, n)
 	if most < n {
@@ -20,10 +21,10 @@ func Split(a, b *Source, n, most, grain int64) (fromA int64, took time.Duration)
 	if t := max(a.Time(most), b.Time(n-most)); t < took || b.Stuck() {
 		fromA, took = most, t
 	}
-	if a.reads > 0 || b.reads > 0 { // others keep both busy, and two requests cost more than one
+	if a.reads > 0 || b.reads > 0 { // other reads keep both busy, and two requests cost more than one
 		return fromA, took
 	}
-	// Where both would end at once: latency of either, and then each at its own pace.
+	// The point at which both end at once: the latency of either, and then each at its own pace.
 	wait := float64(b.Time(1)-a.Time(1)) / 1e9 * unit
 	pa, pb := a.perUnit/1e9, b.perUnit/1e9
 	even := int64((wait + pb*float64(n)) / (pa + pb))

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// place behaves as it is told: a latency, and so many bytes per second for everything that is under way.
+// place simulates a place with a latency, and a bandwidth for everything that is under way.
 type place struct {
 	*Source
 	latency   time.Duration
@@ -22,7 +22,7 @@ func newPlace(latency time.Duration, bandwidth float64) *place {
 
 var began = time.Unix(1e9, 0)
 
-// read is one read, alone.
+// read is a single read with no others under way.
 func (p *place) read(rnd *rand.Rand, n int64) {
 	ahead := p.Begin(n)
 	p.End(n, ahead, p.takes(rnd, n+ahead.Bytes), false, began)
@@ -35,8 +35,8 @@ func (p *place) takes(rnd *rand.Rand, n int64) time.Duration {
 
 func sizes(rnd *rand.Rand) int64 { return 4096 << rnd.IntN(9) }
 
-// TestConverges: latency and bandwidth are found from reads of different sizes, noise or not, whatever was thought
-// before.
+// TestConverges: latency and bandwidth are found from reads of different sizes, with or without noise, whatever the
+// first estimate.
 func TestConverges(t *testing.T) {
 	for _, want := range []place{
 		{latency: 10 * time.Microsecond, bandwidth: 20e9},
@@ -56,7 +56,7 @@ func TestConverges(t *testing.T) {
 	}
 }
 
-// TestOneSize: what reads of one size take is known after a few of them.
+// TestOneSize: the time of reads of one size is known after a few of them.
 func TestOneSize(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(3, 4))
 	p := newPlace(90*time.Microsecond, 2e9)
@@ -66,7 +66,7 @@ func TestOneSize(t *testing.T) {
 	require.InEpsilon(t, float64(p.takes(rnd, 128<<10)), float64(p.Time(128<<10)), 0.05)
 }
 
-// TestFollows: a disk that becomes busy is noticed within a few reads, and so is that it is idle again.
+// TestFollows: within a few reads, the estimate follows a disk that becomes busy, and one that becomes idle again.
 func TestFollows(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(5, 6))
 	p := newPlace(100*time.Microsecond, 2e9)
@@ -88,7 +88,7 @@ func TestFollows(t *testing.T) {
 	require.Less(t, reads(true), 10)
 }
 
-// TestHiccup: one read that took for ever does not count for ever.
+// TestHiccup: one extremely slow read does not count forever.
 func TestHiccup(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(7, 8))
 	p := newPlace(100*time.Microsecond, 2e9)
@@ -103,7 +103,7 @@ func TestHiccup(t *testing.T) {
 	require.Less(t, p.Time(4096), 150*time.Microsecond)
 }
 
-// TestIdleSide: of two equal places the one with less under way is chosen, and reads end up spread over both.
+// TestIdleSide: of two equal places, the one with less under way is chosen, and reads spread over both.
 func TestIdleSide(t *testing.T) {
 	a, b := NewSource(50*time.Microsecond, 1e9), NewSource(50*time.Microsecond, 1e9)
 	var of [2]int
@@ -119,8 +119,8 @@ func TestIdleSide(t *testing.T) {
 	require.Equal(t, [2]int{32, 32}, of)
 }
 
-// TestSplit: a large read is divided so that both places end at once, a small one is not, and one between places that
-// are not alike is left to the faster.
+// TestSplit: a large read is divided so that both places end at once. A small read is not divided, and if the places
+// are very different, the faster one gets it.
 func TestSplit(t *testing.T) {
 	a, b := NewSource(20*time.Microsecond, 3e9), NewSource(100*time.Microsecond, 1.5e9)
 	from, took := Split(a, b, 1<<20, 1<<20, 4096)
@@ -134,22 +134,22 @@ func TestSplit(t *testing.T) {
 	require.EqualValues(t, 4096, from)
 	slow := NewSource(100*time.Millisecond, 1e9)
 	from, _ = Split(a, slow, 1<<20, 1<<20, 4096)
-	require.EqualValues(t, 1<<20, from, "the slow one is not waited for")
+	require.EqualValues(t, 1<<20, from, "nothing waits for the slow one")
 	from, _ = Split(slow, b, 1<<20, 1<<20, 4096)
 	require.Zero(t, from)
 
-	// What only b has comes from b, and the rest from wherever all of it is there sooner.
+	// What only b has comes from b, and the rest from the place that has all of it sooner.
 	from, took = Split(a, b, 1<<20, 256<<10, 4096)
 	require.EqualValues(t, 256<<10, from)
 	require.Equal(t, b.Time(1<<20-256<<10), took)
 	from, _ = Split(a, b, 1<<20, 4095, 4096)
 	require.Zero(t, from)
-	// The end of a file is not at a multiple of anything.
+	// The end of a file can be anywhere.
 	from, _ = Split(a, b, 5000, 5000, 4096)
 	require.EqualValues(t, 5000, from)
 }
 
-// TestStuck: nobody asks a place that does not answer, unless no other does.
+// TestStuck: a place that does not answer is not asked, unless no other place answers.
 func TestStuck(t *testing.T) {
 	a, b := NewSource(20*time.Microsecond, 3e9), NewSource(time.Second, 1e9)
 	a.Abandon()
@@ -166,12 +166,13 @@ func TestStuck(t *testing.T) {
 	require.EqualValues(t, 1<<20, from)
 }
 
-// TestDue: what nobody reads from is measured again now and then, the slower the more seldom, and by one at a time.
+// TestDue: a place from which nobody reads is measured again from time to time, a slower place less often, and by one
+// reader at a time.
 func TestDue(t *testing.T) {
 	s := NewSource(100*time.Microsecond, 1e9)
 	now := began
 	require.True(t, s.Due(now), "never measured")
-	require.False(t, s.Due(now.Add(time.Hour)), "somebody is at it")
+	require.False(t, s.Due(now.Add(time.Hour)), "a reader is measuring it")
 	s.Measured(now)
 	require.False(t, s.Due(now.Add(time.Millisecond)))
 	require.True(t, s.Due(now.Add(time.Second)))
@@ -186,7 +187,7 @@ func TestDue(t *testing.T) {
 	require.False(t, slow.Due(now.Add(4*time.Second)), "a read has just measured it")
 }
 
-// TestCancelled: a read that failed says nothing.
+// TestCancelled: a failed read changes no estimate.
 func TestCancelled(t *testing.T) {
 	s := NewSource(time.Millisecond, 1e9)
 	before := s.Estimate()

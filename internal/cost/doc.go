@@ -1,5 +1,5 @@
-// Package cost estimates how long it takes to read from each of several places that have the same bytes, so that a
-// reader can choose, or read from two of them at once. It is pure: no I/O, no locks, no clock.
+// Package cost estimates how long a read takes from each of several places that have the same bytes. A reader can then
+// choose a place, or read from two of them at once. The package is pure: no I/O, no locks, no clock.
 //
 // # Model
 //
@@ -7,22 +7,23 @@
 //
 //	latency + (q + n) / bandwidth
 //
-// and both are moving averages: every read that ends corrects the one that its size says more about, as normalised
-// least mean squares do. A disk that serves many requests at once shows a high bandwidth by this measure, a bus that
-// serves one after the other its own. When a disk becomes busy with others, its latency goes up with the next few
-// reads.
+// Both latency and bandwidth are moving averages. Every read that ends corrects mainly the one that depends more on its
+// size, as in the normalised least mean squares method. By this measure, a disk that serves many requests at once shows
+// a high bandwidth, and a bus that serves one request after the other shows its own. When other readers make a disk
+// busy, its latency goes up with the next few reads.
 //
-// Reads of about one size that find about as many others under way are told apart besides (cells): what those took is
-// what counts, where some were measured, and the model is for the others. When several of them in a row are far from
-// what was thought, the place has changed, and what was measured before is forgotten.
+// In addition, reads are classified by size and by the number of others under way (cells). If reads of a class were
+// measured, their mean counts; the model serves the other classes. If several reads of a class in a row are far from
+// the mean, the place has changed, and its earlier measurements are forgotten.
 //
-// A reader asks the place where its read is thought to take least. Two mistakes would be for good then: a place that is
-// thought slower than it is is not asked, and not measured. So a small part of what reads take is spent on trials of
-// the other places (Trials). With that, reads come from the better one of two places to 99 % and more, whatever the
-// places are like (trials_test.go simulates that), and from both where many readers have more of that.
+// A reader asks the place with the lowest estimated time. That alone would make some errors permanent: a place that is
+// believed slower than it is would not be asked, and so not measured. So a small part of the time of reads is spent on
+// trials of the other places (Trials). With trials, at least 99 % of the reads come from the better one of two places,
+// whatever the places are like (trials_test.go simulates that). If many readers get more from both places, reads come
+// from both.
 //
-// What nobody reads from is not measured. So a place says when it is due: the caller then reads from it although
-// another is faster, at the cost of nobody who waits.
+// A place from which nobody reads is not measured. So a place says when it is due. The caller then reads from it
+// although another place is faster, in a way that delays no reader.
 //
-// A read that its caller gave up leaves the place stuck until it ends after all. Nobody should ask it meanwhile.
+// If its caller abandons a read, the place is stuck until that read ends. No reader should ask it until then.
 package cost

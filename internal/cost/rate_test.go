@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestRate: the rate that people are shown is one that was seen, however small the reads are. The bandwidth of a place
-// that is only asked for single pages may be anything.
+// TestRate: the displayed rate is one that was measured, however small the reads are. The bandwidth estimate of a place
+// that serves only single pages may be anything.
 func TestRate(t *testing.T) {
 	require.Zero(t, newPlace(time.Millisecond, 1e9).Estimate().Rate)
 	rnd := rand.New(rand.NewPCG(1, 2))
@@ -19,7 +19,7 @@ func TestRate(t *testing.T) {
 	}
 	require.InEpsilon(t, 4096/14.1e-6, p.Estimate().Rate, 0.05)
 	for range 100 {
-		p.End(4096, p.Begin(4096), time.Nanosecond, false, began) // a clock that is coarse
+		p.End(4096, p.Begin(4096), time.Nanosecond, false, began) // a coarse clock
 	}
 	require.LessOrEqual(t, p.Estimate().Rate, 4096/(least*1e-9))
 }

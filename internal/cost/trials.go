@@ -6,25 +6,26 @@ import (
 )
 
 const (
-	// trialShare is the part of what reads take that may be spent on trying places that are thought slower.
+	// trialShare: at most one part in trialShare of the time of reads is spent on trying places that are believed
+	// slower.
 	trialShare = 250
-	// trialsMost is how much can be saved for that.
+	// trialsMost is the most that can be saved for trials.
 	trialsMost = 100 * time.Millisecond
-	// trialEvery is how many reads there are for a trial at least.
+	// trialEvery is the minimum number of reads between two trials.
 	trialEvery = 16
 )
 
-// Trials decide which of several places a read is asked of: the one where it is thought to take least, but for a trial
-// now and then. What was measured of a place that nobody asks is never corrected, and a few reads that took long by
-// chance would rule it out for good. A trial of a place that is almost as fast costs almost nothing and comes soon; one
-// of a place that is much slower is saved for, by reads of the same size. The zero value has saved nothing. Its methods
-// may be called from any goroutine.
+// Trials decides which of several places serves a read: the one with the lowest estimated time, except for a trial now
+// and then. Without trials, the estimate for a place that nobody asks would never be corrected, and a few slow reads
+// would rule it out forever. A trial of a place that is almost as fast costs almost nothing and comes soon. The cost of
+// a trial of a much slower place is saved up first, by reads of the same size. The zero value has saved nothing. Its
+// methods may be called from any goroutine.
 type Trials struct {
 	saved [sizeClasses]atomic.Int64 // ns
 	since [sizeClasses]atomic.Int32 // reads since the last trial
 }
 
-// Spent says how long a reader waited for a read of n bytes.
+// Spent records how long a reader waited for a read of n bytes.
 func (t *Trials) Spent(n int64, took time.Duration) {
 	size, _ := classOf(n, 0)
 	if now := t.saved[size].Add(int64(took / trialShare)); now > int64(trialsMost) {
@@ -32,7 +33,7 @@ func (t *Trials) Spent(n int64, took time.Duration) {
 	}
 }
 
-// Pick returns which of the times, of which there is one at least, is to be taken for a read of n bytes.
+// Pick returns the index of the place to use for a read of n bytes. times has the estimates, at least one.
 func (t *Trials) Pick(n int64, times []time.Duration) (i int) {
 	for k := range times {
 		if times[k] < times[i] {

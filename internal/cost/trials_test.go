@@ -11,16 +11,16 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// server is a place of the simulation: it serves so many reads at once, each of which takes a time of its own, and then
-// their bytes pass one after the other. A queue is served in order, or all of it at once as that of a device is.
+// server simulates a place. It serves atOnce reads at a time, each with its own time, and then their bytes pass one
+// after the other. It serves a queue in order, or all of it at once as a device does.
 type server struct {
 	request   time.Duration
 	bandwidth float64
 	noise     float64 // 0: none, 1: reads take anything from nothing to twice as long
-	// together says that reads that wait for one to end begin as one.
+	// together makes all reads that wait for one to end begin as one.
 	together bool
 	atOnce   []time.Duration
-	next     []time.Duration // when those end that begin together then; 0: there are none
+	next     []time.Duration // when the reads that begin together then end; 0: there are none
 	pipe     time.Duration   // when it is idle
 }
 
@@ -28,7 +28,7 @@ func (s *server) reset(atOnce int) {
 	s.atOnce, s.next, s.pipe = make([]time.Duration, atOnce), make([]time.Duration, atOnce), 0
 }
 
-// ends returns when a read ends that comes now. Reads come in the order of time.
+// ends returns when a read that arrives now ends. Reads arrive in the order of time.
 func (s *server) ends(rnd *rand.Rand, now time.Duration, n int64) time.Duration {
 	first := 0
 	for i := range s.atOnce {
@@ -55,7 +55,7 @@ func (s *server) ends(rnd *rand.Rand, now time.Duration, n int64) time.Duration 
 	return s.pipe
 }
 
-// event is a read that ends.
+// event is the end of a read.
 type event struct {
 	at, began time.Duration
 	n         int64
@@ -75,7 +75,7 @@ func (e *events) Pop() any {
 	return last
 }
 
-// scene is two places and who reads from them.
+// scene is two places and their readers.
 type scene struct {
 	places [2]server
 	atOnce [2]int
@@ -93,7 +93,7 @@ func (s *scene) String() string {
 	return text
 }
 
-// randomScene is a disk and a device as there could be.
+// randomScene makes a plausible disk and a plausible device.
 func randomScene(rnd *rand.Rand, jobs int) *scene {
 	s := &scene{jobs: jobs}
 	between := func(least, most float64) float64 { return least * math.Exp(rnd.Float64()*math.Log(most/least)) }
@@ -108,8 +108,8 @@ func randomScene(rnd *rand.Rand, jobs int) *scene {
 	return s
 }
 
-// run carries out reads, as many as are asked for and before them some to learn from, and returns how long those that
-// count took in all, and the part of them that came from the first place. choose says where a read is to come from.
+// run simulates the given number of reads, after some to learn from. It returns how long the counted reads took in all,
+// and which part of them came from the first place. choose decides where a read comes from.
 func (s *scene) run(seed uint64, reads int, choose func(sources *[2]*Source, n int64) int,
 	ended func(n int64, took time.Duration)) (
 	took time.Duration, first float64,
@@ -154,20 +154,20 @@ func (s *scene) alone(seed uint64, reads, place int) time.Duration {
 	return took
 }
 
-// chosen is run with a choice by price.
+// chosen is run with a choice by cost.
 func (s *scene) chosen(seed uint64, reads int) (took time.Duration, first float64) {
 	var trials Trials
 	probes := 0
 	return s.run(seed, reads, func(sources *[2]*Source, n int64) int {
-		if probes++; probes <= 8 { // as places are probed that are due
+		if probes++; probes <= 8 { // places that are due are probed in this way
 			return probes % 2
 		}
 		return trials.Pick(n, []time.Duration{sources[0].Time(n), sources[1].Time(n)})
 	}, trials.Spent)
 }
 
-// TestChoiceNeverLoses: whatever two places are like, a choice by what is measured while it goes on is as fast as the
-// better one of them alone, but for 1 %, for one job and for many; and many jobs have both where both help.
+// TestChoiceNeverLoses: whatever two places are like, choosing by current measurements is at most 1 % slower than the
+// better one of them alone, for one job and for many. Many jobs use both places if that helps.
 func TestChoiceNeverLoses(t *testing.T) {
 	const reads = 10_000
 	worst, gain := math.Inf(1), 0.

@@ -1,6 +1,6 @@
 // Package fakecuda builds a libcuda.so.1 for tests of programs that map device memory, so that they run without a GPU.
-// src/libcuda.c says what it can do and what the environment tells it. Programs find it by LD_LIBRARY_PATH, which must
-// be set before they start.
+// src/libcuda.c describes what it can do and which environment variables it reads. Programs find it through
+// LD_LIBRARY_PATH, which must be set before they start.
 package fakecuda
 
 import (
@@ -16,15 +16,15 @@ import (
 //go:embed src/libcuda.c
 var source []byte
 
-// UUID is that of the fake device of that number.
+// UUID returns the UUID of the fake device with that number.
 func UUID(ordinal int) (id [16]byte) {
 	copy(id[:], "fakecuda-device")
 	id[15] = byte(ordinal)
 	return id
 }
 
-// Dir builds the library, with flags of the compiler such as -DOLD_DRIVER, and returns the folder that it is in. It
-// skips the test where there is no C compiler, and fails it where GAIAFS_REQUIRE_TOOLS is set.
+// Dir builds the library, with compiler flags such as -DOLD_DRIVER, and returns its folder. If there is no C compiler,
+// it skips the test, or fails it if GAIAFS_REQUIRE_TOOLS is set.
 func Dir(t testing.TB, flags ...string) string {
 	t.Helper()
 	compiler, err := exec.LookPath("cc")

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestStrict runs a program that goes through the life of a mapping and tries what the driver refuses.
+// TestStrict runs a program that goes through the life of a mapping and tries calls that the driver refuses.
 func TestStrict(t *testing.T) {
 	dir := Dir(t)
 	program := filepath.Join(dir, "strict")

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// locked are the folders whose locks docs/dev/locks.md has, with all that is below them.
+// locked are the folders whose locks are in docs/dev/locks.md, including everything below them.
 var locked = []string{"fs", "control", "pagecache"}
 
 // locks returns the locks in the types of a file: package.Type.field.
@@ -36,7 +36,7 @@ func locks(file *ast.File) (names []string) {
 				for _, n := range f.Names {
 					names = append(names, owner+"."+n.Name)
 				}
-			case nested: // the lock of a shard is named as the shards are
+			case nested: // a shard's lock has the name of the shards
 				before := len(names)
 				fields(owner, in)
 				for i := range names[before:] {
@@ -58,7 +58,7 @@ func locks(file *ast.File) (names []string) {
 	return names
 }
 
-// text returns a type as it is written, if it is a name.
+// text returns a type's name, or "" if it is not a name.
 func text(typ ast.Expr) string {
 	switch x := typ.(type) {
 	case *ast.Ident:
@@ -101,6 +101,6 @@ func TestLocksAreOnThePage(t *testing.T) {
 		}))
 	}
 	for name := range named {
-		t.Errorf("docs/dev/locks.md has the lock %s, which is nowhere", name)
+		t.Errorf("docs/dev/locks.md has the lock %s, which does not exist", name)
 	}
 }

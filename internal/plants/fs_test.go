@@ -1,6 +1,6 @@
 package plants
 
-// fsPlants are faults in what requests do.
+// fsPlants are faults in the handling of requests.
 var fsPlants = []plant{
 	{
 		name: "the source of copy_file_range is not collected",
@@ -12,14 +12,14 @@ var fsPlants = []plant{
 		},
 	},
 	{
-		name: "pages that were sent before an O_TRUNC bring back what was cut off",
+		name: "pages sent before an O_TRUNC bring back the truncated bytes",
 		file: "fs/file_write.go",
 		old:  "return w.writeBack && !w.of.fs.writeBack",
 		new:  "return w.writeBack && w.of == nil",
 		nets: []net{{pkg: "fs", run: "TestPagesSentBeforeTheFileWasCut"}},
 	},
 	{
-		name: "O_TRUNC passes the rules by",
+		name: "O_TRUNC bypasses the rules",
 		file: "fs/file.go",
 		old:  "errno := toErrno(c.changeHome(ctx, pagecache.Change{Kind: pagecache.ChangeTruncate}, truncate))",
 		new:  "_ = pagecache.ChangeTruncate\n\terrno := toErrno(truncate(0, 0))",
@@ -43,7 +43,7 @@ var fsPlants = []plant{
 		},
 	},
 	{
-		name: "a direct read is taken for one that enters the kernel's pages",
+		name: "a direct read is treated as one that fills the kernel's page cache",
 		file: "fs/file_read.go",
 		old:  "direct := of.direct || in.Flags&unix.O_DIRECT != 0",
 		new:  "direct := of.direct",
@@ -69,7 +69,7 @@ var fsPlants = []plant{
 		},
 	},
 	{
-		name: "the kernel keeps what it read during a direct write",
+		name: "the kernel keeps pages that it read during a direct write",
 		file: "fs/file_write.go",
 		old:  "if w.direct && !w.writeBack && of.content.filled.Load() {",
 		new:  "if w.direct && w.writeBack && of.content.filled.Load() {",
@@ -83,14 +83,14 @@ var fsPlants = []plant{
 		nets: []net{{pkg: "fs", run: "TestSetIDBitsAreCleared"}},
 	},
 	{
-		name: "old bytes of a page that was filled too early go home",
+		name: "old bytes of a page that was read too early go home",
 		file: "fs/kernel_pages.go",
 		old:  "if mine := data[at-off]; mine == *b {",
 		new:  "if mine := data[at-off]; mine != mine {",
 		nets: []net{{pkg: "fs", run: "TestSuspectPagesAreMerged"}},
 	},
 	{
-		name: "pages that were filled too early stay",
+		name: "pages that were read too early stay",
 		file: "fs/kernel_pages.go",
 		old:  "\tif len(again) == 0 {\n\t\treturn\n\t}\n\tfs.corrections.Add(1)",
 		new:  "\tif len(again) >= 0 {\n\t\treturn\n\t}\n\tfs.corrections.Add(1)",
@@ -121,14 +121,14 @@ var fsPlants = []plant{
 		},
 	},
 	{
-		name: "the mount's own changes hide those in SOURCE",
+		name: "the mount's own changes hide changes made directly in SOURCE",
 		file: "fs/witness.go",
 		old:  "\t_ = w.lookLocked(fd) // what cannot be asked for is not known\n",
 		new:  "",
 		nets: []net{{pkg: "internal/stress", run: "TestOwnChangesHideNothing"}},
 	},
 	{
-		name: "zeros stay behind the end that SOURCE had when a program makes the file longer",
+		name: "zeros past the old end in SOURCE stay when a program makes the file longer",
 		file: "fs/longer.go",
 		old:  "if size <= told || told%page.Size == 0",
 		new:  "if size >= 0 || told%page.Size == 0",
@@ -145,7 +145,7 @@ var fsPlants = []plant{
 		},
 	},
 	{
-		name: "the mount's own changes are taken for those of others",
+		name: "the mount's own changes are taken for changes made directly in SOURCE",
 		file: "fs/events.go",
 		old:  "case !ev.own:",
 		new:  "case ev.id != \"\":",

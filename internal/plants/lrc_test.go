@@ -23,7 +23,7 @@ var lrcPlants = []plant{
 		},
 	},
 	{
-		name: "pages that come back to the kernel while they drain stay there",
+		name: "pages that the kernel reads again while they drain stay there",
 		file: "lrc/release.go",
 		old:  "if !s.cpu || s.firstPending() == nil {",
 		new:  "if s.cpu || s.firstPending() == nil {",
@@ -60,14 +60,14 @@ var lrcPlants = []plant{
 		nets: []net{{pkg: "lrc", run: "TestRandomPrograms|TestTranscripts"}},
 	},
 	{
-		name: "what was pending past the new end of file stays pending",
+		name: "pages past the new end of file stay pending",
 		file: "lrc/truncate.go",
 		old:  "\t\ts.home = s.released\n\t\tfor i := range s.replicas {\n\t\t\ts.replicas[i].v, s.replicas[i].base",
 		new:  "\t\tfor i := range s.replicas {\n\t\t\ts.replicas[i].v, s.replicas[i].base",
 		nets: []net{{pkg: "lrc", run: "TestRandomPrograms|TestTranscripts"}},
 	},
 	{
-		name: "a write by a CPU program makes nobody stale",
+		name: "a write by a CPU program makes no replica stale",
 		file: "lrc/write.go",
 		old:  "\t\ts.released = s.released.Next(versions.CPU)\n\t\ts.home = s.home.With(versions.CPU, s.released.Get(versions.CPU))\n",
 		new:  "\t\ts.released = s.released.With(versions.CPU, s.released.Get(versions.CPU))\n",
@@ -77,7 +77,7 @@ var lrcPlants = []plant{
 		},
 	},
 	{
-		name: "an acquire copies over what programs stored",
+		name: "an acquire overwrites what programs stored",
 		file: "lrc/acquire.go",
 		old:  "case !r.tracked:\n",
 		new:  "case r.base == BaseHome || r.base != BaseHome:\n",
@@ -104,7 +104,7 @@ var lrcPlants = []plant{
 		nets: []net{{pkg: "lrc", run: "TestRandomPrograms|TestTranscripts"}},
 	},
 	{
-		name: "a commit forgets the bytes that were collected beside others",
+		name: "a commit forgets bytes of a concurrent collect",
 		file: "lrc/collect.go",
 		old:  "return keep, append(drop, more...)",
 		new:  "return keep[:0], append(drop, more...)",
@@ -114,7 +114,7 @@ var lrcPlants = []plant{
 		},
 	},
 	{
-		name: "an aborted write leaves a base that nobody kept",
+		name: "an aborted write leaves a base that was never kept",
 		file: "lrc/write.go",
 		old:  "\tp.f.plans.end(p.ticket)\n\tp.f.notKept(p.Keep)\n",
 		new:  "\tp.f.plans.end(p.ticket)\n",
@@ -124,7 +124,7 @@ var lrcPlants = []plant{
 		},
 	},
 	{
-		name: "an aborted collect leaves a base that nobody kept",
+		name: "an aborted collect leaves a base that was never kept",
 		file: "lrc/collect.go",
 		old:  "\tp.f.plans.end(p.ticket)\n\tp.f.notKept(p.Keep)\n",
 		new:  "\tp.f.plans.end(p.ticket)\n",
@@ -134,7 +134,7 @@ var lrcPlants = []plant{
 		},
 	},
 	{
-		name: "a write forgets that the kernel holds the pages that a program wrote whole",
+		name: "a write forgets that the kernel holds pages that a program wrote completely",
 		file: "lrc/write.go",
 		old:  "p.f.cpuChanged(p.rg, held)",
 		new:  "p.f.cpuChanged(p.rg, held.Intersect(page.Range{}))",
@@ -144,7 +144,7 @@ var lrcPlants = []plant{
 		},
 	},
 	{
-		name: "a plan to write covers less than what changes",
+		name: "a write plan covers less than the write",
 		file: "lrc/write.go",
 		old:  "\tranges := []page.Range{rg}\n\tp = WritePlan",
 		new:  "\trg.End = min(rg.End, rg.Start+1)\n\tranges := []page.Range{rg}\n\tp = WritePlan",

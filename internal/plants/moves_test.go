@@ -1,12 +1,12 @@
 package plants
 
-// movingPrograms are random programs on mounts whose memory moves.
+// movingPrograms are random programs on mounts with memory that moves.
 var movingPrograms = net{pkg: "internal/mounttest", run: "TestRandomPrograms/^moving", args: []string{"-steps=30000"}}
 
-// movesPlants are faults in memory that moves, and in groups.
+// movesPlants are faults in moving memory, and in groups.
 var movesPlants = []plant{
 	{
-		name: "a collect copies a moved extent from where it was",
+		name: "a collect copies a moved extent from its old place",
 		file: "pagecache/residency/move.go",
 		old:  "\tx.place(tier, mem)\n",
 		new:  "\t_ = mem\n",
@@ -24,28 +24,28 @@ var movesPlants = []plant{
 		nets: []net{{pkg: "pagecache", run: "TestRandomMoves"}, movingPrograms},
 	},
 	{
-		name: "a bracket takes it that every page has its bytes",
+		name: "a bracket assumes that every page has its bytes",
 		file: "pagecache/bracket.go",
 		old:  "\tthere := p.thereLocked()\n",
 		new:  "\tthere := p.thereLocked() || true\n",
 		nets: []net{{pkg: "pagecache", run: "TestRandomMoves"}, movingPrograms},
 	},
 	{
-		name: "an extent in a bracket is taken from its client",
+		name: "an extent in a bracket is evicted",
 		file: "pagecache/bracket.go",
 		old:  "\tb.grant, err = dev.room.Grant(ctx, wants,",
 		new:  "\tdefer func() {\n\t\tif b.grant != nil {\n\t\t\tb.grant.Free()\n\t\t}\n\t}()\n\tb.grant, err = dev.room.Grant(ctx, wants,",
 		nets: []net{{pkg: "pagecache", run: "TestRandomMoves"}, movingPrograms},
 	},
 	{
-		name: "stores are lost where pinned memory has no room",
+		name: "stores are lost if pinned memory is full",
 		file: "pagecache/evict.go",
 		old:  "\t\t\tif !f.releaseExtentLocked(ctx, x) {\n\t\t\t\treturn false\n\t\t\t}\n",
 		new:  "",
 		nets: []net{{pkg: "pagecache", run: "TestRandomMoves"}, movingPrograms},
 	},
 	{
-		name: "what was stored before a move is not seen",
+		name: "stores before a move are not seen",
 		file: "pagecache/movable.go",
 		old:  "\tstored, err := f.storedLocked(ctx, x.h, x.pages())\n\treturn len(stored) > 0, err\n",
 		new:  "\treturn false, nil\n",
@@ -59,7 +59,7 @@ var movesPlants = []plant{
 		nets: []net{{pkg: "pagecache", run: "TestStoppedClient"}},
 	},
 	{
-		name: "what a client does not give back is charged to nobody",
+		name: "memory that a client does not give back is charged to nobody",
 		file: "pagecache/movable.go",
 		old:  "\t\tl.m.chargeLeases(nil)\n",
 		new:  "",
@@ -69,7 +69,7 @@ var movesPlants = []plant{
 		},
 	},
 	{
-		name: "of what a client does not give back one extent is charged",
+		name: "only one extent that a client does not give back is charged",
 		file: "pagecache/movable.go",
 		old:  "if l.m != m || m.charged[l] != nil || !l.has() {",
 		new:  "if l.m != m || len(m.charged) > 0 || !l.has() {",
@@ -107,7 +107,7 @@ var movesPlants = []plant{
 		nets: []net{{pkg: "pagecache", run: "TestEachRangeOfAGroupIsHeldBack"}},
 	},
 	{
-		name: "a version is told before its pages are there",
+		name: "a version is announced before its pages arrive",
 		file: "pagecache/publications.go",
 		old:  "\t\t\tf.published.state.Add(1)\n",
 		new:  "\t\t\tf.published.state.Add(2)\n",

@@ -1,9 +1,9 @@
 package plants
 
-// pagecachePlants are faults in carrying the rules out.
+// pagecachePlants are faults in the execution of the rules.
 var pagecachePlants = []plant{
 	{
-		name: "what a read found out outlives a change",
+		name: "facts that a read learned outlive a change",
 		file: "pagecache/cleanread/snapshot.go",
 		old:  "|| s.epoch != f.regions.epoch(r) {",
 		new:  "{",
@@ -13,7 +13,7 @@ var pagecachePlants = []plant{
 		},
 	},
 	{
-		name: "a read without the lock enters the kernel unnoticed",
+		name: "a read without the lock fills the kernel's cache without being recorded",
 		file: "pagecache/cleanread/snapshot.go",
 		old:  "|| !direct && !s.held {",
 		new:  "{",
@@ -48,14 +48,14 @@ var pagecachePlants = []plant{
 		nets: []net{{pkg: "pagecache", run: "TestReadAheadOfFlightsIsDropped"}},
 	},
 	{
-		name: "what is compared or merged with home misses flights",
+		name: "comparing or merging with home misses flights",
 		file: "pagecache/flight.go",
 		old:  "\treturn overHome{f.home, &f.flights}\n",
 		new:  "\treturn f.home\n",
 		nets: []net{{pkg: "pagecache", run: "TestFlights"}},
 	},
 	{
-		name: "a file is given up with bytes that fly",
+		name: "a file is forgotten while it has flights",
 		file: "pagecache/file.go",
 		old:  " || f.flights.any())",
 		new:  ")",
@@ -76,14 +76,14 @@ var pagecachePlants = []plant{
 		nets: []net{{pkg: "pagecache", run: "TestTornVersions", args: []string{"-torn=2000"}}},
 	},
 	{
-		name: "a reader is told a version and has bytes of the next",
+		name: "a reader learns a version and sees bytes of the next one",
 		file: "pagecache/publications.go",
 		old:  "err != nil || after == before {",
 		new:  "err != nil || after >= before {",
 		nets: []net{{pkg: "pagecache", run: "TestTornVersions", args: []string{"-torn=2000"}}},
 	},
 	{
-		name: "a group is stored into while an earlier one is brought home",
+		name: "a group is stored into while an earlier one goes home",
 		file: "pagecache/group.go",
 		old:  "if err := p.bringHome(ctx); err != nil {",
 		new:  "if err := error(nil); p == nil {",
@@ -91,14 +91,14 @@ var pagecachePlants = []plant{
 			args: []string{"-torn=2000"}}},
 	},
 	{
-		name: "a group of a writer that dies is not taken back",
+		name: "a group of a writer that dies is not undone",
 		file: "pagecache/group.go",
 		old:  "\t\tp.f.undo(ctx, p.h, p.pages)\n",
 		new:  "\t\t_ = p\n",
 		nets: []net{{pkg: "pagecache", run: "TestGroupOfAWriterThatDies"}},
 	},
 	{
-		name: "a view has what a lost device released",
+		name: "a view keeps what a lost device released",
 		file: "pagecache/loss.go",
 		old:  "\t\tf.spoilViews(rg) // the views may have them\n",
 		new:  "\t\t_ = rg\n",
@@ -157,21 +157,21 @@ var pagecachePlants = []plant{
 		},
 	},
 	{
-		name: "fsync does not wait for a release that is under way",
+		name: "fsync does not wait for a concurrent release",
 		file: "pagecache/collect.go",
 		old:  "\tif err := f.waitDrains(ctx, whole); err != nil {\n\t\treturn err\n\t}\n\tif do == nil {",
 		new:  "\t_ = whole\n\tif do == nil {",
 		nets: []net{{pkg: "pagecache", run: "TestSyncWaitsForReleases"}},
 	},
 	{
-		name: "a release does not wait for another one of its pages",
+		name: "a release does not wait for another release of its pages",
 		file: "pagecache/release.go",
 		old:  "\tif err := f.waitDrains(ctx, rg); err != nil {\n\t\treturn modified, grouped, err\n\t}\n",
 		new:  "",
 		nets: []net{{pkg: "pagecache", run: "TestReleaseWaitsForReleases"}},
 	},
 	{
-		name: "fsync is silent about what was lost with a device",
+		name: "fsync does not report what was lost with a device",
 		file: "pagecache/collect.go",
 		old:  "return errors.Join(f.reportLosses(), err)",
 		new:  "return errors.Join(nil, err)",
@@ -181,14 +181,14 @@ var pagecachePlants = []plant{
 		},
 	},
 	{
-		name: "digests that changed during a scan are not looked at again",
+		name: "digests that changed during a scan are not checked again",
 		file: "pagecache/release.go",
 		old:  "if len(moved[i]) > 0 {",
 		new:  "if len(moved[i]) < 0 {",
 		nets: []net{{pkg: "pagecache", run: "TestScanBesideAgreements"}},
 	},
 	{
-		name: "a collect writes up to home's end, not to the one that devices know of",
+		name: "a collect writes up to home's end of file instead of the devices'",
 		file: "pagecache/collect.go",
 		old:  "min(sig.Size, f.size)-rg.Offset()",
 		new:  "sig.Size-rg.Offset()",
@@ -215,7 +215,7 @@ var pagecachePlants = []plant{
 		},
 	},
 	{
-		name: "the kernel keeps pages of which something is pending while the disk is full",
+		name: "the kernel keeps pending pages while the disk is full",
 		file: "pagecache/read.go",
 		old:  "\t\t\tf.redropSoon(rg)\n",
 		new:  "",
@@ -229,7 +229,7 @@ var pagecachePlants = []plant{
 		nets: []net{{pkg: "pagecache", run: "TestReadsWhileTheDiskIsFull"}},
 	},
 	{
-		name: "a release is not preceded by the collect of an earlier one where the kernel caches writes",
+		name: "if the kernel caches writes, a release does not first collect an earlier one",
 		file: "pagecache/release.go",
 		old:  "range plan.Collect {",
 		new:  "range plan.Collect[:0] {",
@@ -238,21 +238,21 @@ var pagecachePlants = []plant{
 		},
 	},
 	{
-		name: "a read from a device takes stores that nobody released",
+		name: "a read from a device sees unreleased stores",
 		file: "pagecache/cleanread/copy.go",
 		old:  "if sums[i] == c.agreed[i] {",
 		new:  "if sums[i] == c.agreed[i] || len(sums) > 0 {",
 		nets: []net{{pkg: "pagecache", run: "TestUnreleasedStoresAreNotRead"}},
 	},
 	{
-		name: "a read from a device takes what changed while it was copied",
+		name: "a read from a device uses pages that changed while they were copied",
 		file: "pagecache/cleanread/copy.go",
 		old:  "if compared < p.pages.Len() && f.epoch(p.pages) != p.epoch {",
 		new:  "if compared < 0 && f.epoch(p.pages) != p.epoch {",
 		nets: []net{{pkg: "pagecache", run: "TestChangesDuringTheCopy|TestRandomDevicesServeReads"}},
 	},
 	{
-		name: "a page that the end of file falls into keeps what was behind it",
+		name: "the last page of a file keeps bytes past the end",
 		file: "pagecache/change.go",
 		old:  "return f.zeroReplicasLocked(context.WithoutCancel(ctx), page.From(size))",
 		new:  "return nil",
@@ -272,7 +272,7 @@ var pagecachePlants = []plant{
 		},
 	},
 	{
-		name: "a read that goes past the page cache collects nothing",
+		name: "a read past the page cache collects nothing",
 		file: "pagecache/read.go",
 		old:  "return f.collectLocked(ctx, bytes.Pages(), false)",
 		new:  "return nil",
@@ -282,7 +282,7 @@ var pagecachePlants = []plant{
 		},
 	},
 	{
-		name: "memory with old bytes is given to clients",
+		name: "clients get memory with old bytes",
 		file: "pagecache/expose.go",
 		old:  "\t\t\t\t\te.giveUp = page.AppendRange(e.giveUp, part.pages)\n",
 		new:  "",
@@ -303,7 +303,7 @@ var pagecachePlants = []plant{
 		nets: []net{{pkg: "pagecache", run: "TestBasesSurviveADirectChange|TestLostBase|TestRandomDirectChanges"}},
 	},
 	{
-		name: "one replica of a page says for all what home was",
+		name: "one replica of a page decides for all what home was",
 		file: "pagecache/compare.go",
 		old:  "if same := intersect(c.same[o], c.moved); len(same) > 0 {",
 		new:  "if same := intersect(c.same[o], c.moved); len(same) < 0 {",
@@ -317,7 +317,7 @@ var pagecachePlants = []plant{
 		nets: []net{{pkg: "pagecache", run: "TestAcquiresAfterThreeMoments"}},
 	},
 	{
-		name: "a store and a change in SOURCE side by side are one change",
+		name: "a store and an adjacent change in SOURCE count as one change",
 		file: "pagecache/mixed.go",
 		old:  "\tfor cuts := 1; cuts <= len(pieces) && s.tries > 0; cuts++ {\n",
 		new:  "\tfor cuts := 1; cuts <= len(pieces) && s.tries < 0; cuts++ {\n",
@@ -331,7 +331,7 @@ var pagecachePlants = []plant{
 		nets: []net{{pkg: "pagecache", run: "TestSearchForBasesIsBounded"}},
 	},
 	{
-		name: "what begins again since SOURCE changed has no end",
+		name: "an operation that restarts because SOURCE changed has no end",
 		file: "pagecache/beside.go",
 		old:  "*n > mostBeside",
 		new:  "*n < 0",
@@ -352,14 +352,14 @@ var pagecachePlants = []plant{
 		nets: []net{{pkg: "pagecache", run: "TestLostBaseOfASecondReplica"}},
 	},
 	{
-		name: "a collect overwrites what came to SOURCE since it looked",
+		name: "a collect overwrites a change made in SOURCE after its check",
 		file: "pagecache/beside.go",
 		old:  "if err == nil && n != f.changes {\n\t\terr = &changedBeside{}",
 		new:  "if err == nil && n < f.changes {\n\t\terr = &changedBeside{}",
 		nets: []net{{pkg: "pagecache", run: "TestChangesInSourceWhileADeviceIsRead"}},
 	},
 	{
-		name: "a collect begins again whenever SOURCE changed",
+		name: "a collect restarts whenever SOURCE changed",
 		file: "pagecache/collect.go",
 		old:  "found < carefulTries)",
 		new:  "found >= 0)",
@@ -373,7 +373,7 @@ var pagecachePlants = []plant{
 		nets: []net{{pkg: "pagecache", run: "TestKeptBracketsAreRecalled"}},
 	},
 	{
-		name: "brackets are kept by a rule that counts uses, of a device that needed room",
+		name: "brackets are kept under a rule that counts uses, on a device that needed room",
 		file: "pagecache/kept.go",
 		old:  "return time.Since(d.kept.recalled) >= keepAfter",
 		new:  "return time.Since(d.kept.recalled) >= 0",
@@ -387,14 +387,14 @@ var pagecachePlants = []plant{
 		nets: []net{{pkg: "pagecache", run: "TestKeptBracketsAreRecalled"}},
 	},
 	{
-		name: "what memory had before is taken for zeros",
+		name: "old contents of memory are taken for zeros",
 		file: "pagecache/evict.go",
 		old:  ", littered: x.Littered()}",
 		new:  "}",
 		nets: []net{{pkg: "pagecache", run: "TestMemoryPassesOn"}},
 	},
 	{
-		name: "memory that somebody keeps is passed on to others",
+		name: "memory that a program still has is passed on to others",
 		file: "pagecache/residency/stock.go",
 		old:  "return !others && !d.info.ReadOnlyExports || !mem.Held()",
 		new:  "return !others || true",
@@ -408,14 +408,14 @@ var pagecachePlants = []plant{
 		nets: []net{{pkg: "pagecache", run: "TestMemoryOfTheKilledIsNotPassedOn"}},
 	},
 	{
-		name: "a client that did not know yet what it keeps is not asked again",
+		name: "a client that did not know its kept brackets yet is not asked again",
 		file: "pagecache/kept.go",
 		old:  "of.fresh > 0 || k.recalled.Sub(of.asked) >= askAgain",
 		new:  "of.fresh > 0",
 		nets: []net{{pkg: "pagecache", run: "TestKeptBeforeItsClientKnows"}},
 	},
 	{
-		name: "a bracket does not wait for the end of what its client is done with",
+		name: "a bracket does not wait until its client's ended brackets are released",
 		file: "control/bracket.go",
 		old:  "	s.follow(ctx, b)\n",
 		new:  "",
@@ -436,7 +436,7 @@ var pagecachePlants = []plant{
 		nets: []net{{pkg: "fs", run: "TestReleaseIsTheMomentOfModification"}},
 	},
 	{
-		name: "a client is given memory before what other devices released is home",
+		name: "a client gets memory before other devices' released bytes are home",
 		file: "pagecache/expose.go",
 		old:  "\t\tif o == m.h.owner {\n\t\t\tcontinue\n",
 		new:  "\t\tif o == m.h.owner || len(held) > 0 {\n\t\t\tcontinue\n",
@@ -450,14 +450,14 @@ var pagecachePlants = []plant{
 		nets: []net{{pkg: "pagecache", run: "TestStoresPastTheEndAreNoModification"}},
 	},
 	{
-		name: "growth in SOURCE zeroes what devices stored inside the size of the kernel",
+		name: "growth in SOURCE zeroes device stores within the kernel's file size",
 		file: "pagecache/beside.go",
 		old:  "} else if !f.longerLocked() {",
 		new:  "} else if !f.longerLocked() || before >= 0 {",
 		nets: []net{{pkg: "pagecache", run: "TestStoresInsideTheSizeOfTheKernelSurviveGrowthInSource"}},
 	},
 	{
-		name: "setting mtime leaves what was released where it is",
+		name: "setting mtime does not collect released bytes",
 		file: "fs/setattr.go",
 		old:  "fs.setsTime(in) && n.touching.Load() == 0",
 		new:  "fs.setsTime(in) && n.touching.Load() > 1000",

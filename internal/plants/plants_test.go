@@ -18,20 +18,20 @@ import (
 
 var grow = flag.Bool("plants", false, "run the tests that must notice each fault; takes about half an hour")
 
-// netTimeout ends a test that a fault makes hang, which counts as noticed.
+// netTimeout ends a test that hangs because of a fault. That counts as noticed.
 const netTimeout = "3m"
 
 // plant is a fault.
 type plant struct {
 	name     string // what goes wrong
-	file     string // from the root of the module
-	old, new string // old is in the file once
+	file     string // relative to the module's root
+	old, new string // old occurs exactly once in the file
 	nets     []net
 }
 
-// net is a set of tests of which at least one must fail.
+// net is a set of tests. At least one of them must fail.
 type net struct {
-	pkg  string // folder, from the root of the module
+	pkg  string // relative to the module's root
 	run  string // -run
 	args []string
 }
@@ -50,11 +50,11 @@ func (p plant) planted(t *testing.T) []byte {
 	t.Helper()
 	src, err := os.ReadFile(filepath.Join("../..", p.file))
 	require.NoError(t, err)
-	require.Equal(t, 1, strings.Count(string(src), p.old), "%s: how often this is there:\n%s", p.file, p.old)
+	require.Equal(t, 1, strings.Count(string(src), p.old), "%s: number of occurrences of:\n%s", p.file, p.old)
 	return []byte(strings.Replace(string(src), p.old, p.new, 1))
 }
 
-// TestPlantsFit finds plants whose place in the source has changed.
+// TestPlantsFit finds plants whose source text has changed.
 func TestPlantsFit(t *testing.T) {
 	names := make(map[string]bool)
 	for _, p := range all() {
@@ -100,7 +100,7 @@ func (p plant) overlay(t *testing.T) string {
 	return path
 }
 
-// mustFail runs the tests of n over the altered source.
+// mustFail runs the tests of n on the altered source.
 func (n net) mustFail(t *testing.T, overlay string) {
 	t.Helper()
 	args := append([]string{"test", "-json", "-vet=off", "-count=1", "-timeout=" + netTimeout, "-overlay=" + overlay,
@@ -115,7 +115,7 @@ func (n net) mustFail(t *testing.T, overlay string) {
 	case len(failed) > 0:
 		t.Logf("noticed by %s", strings.Join(failed, ", "))
 	case strings.Contains(rest, "panic: ") || strings.Contains(rest, "fatal error: fault"):
-		t.Log("noticed: the tests panicked, ended late, or used memory that was gone")
+		t.Log("noticed: the tests panicked, timed out, or used unmapped memory")
 	case err == nil && passed == 0:
 		t.Errorf("no test runs: go %s", strings.Join(args, " "))
 	case err == nil:
@@ -125,7 +125,7 @@ func (n net) mustFail(t *testing.T, overlay string) {
 	}
 }
 
-// results reads what go test -json printed.
+// results parses the output of go test -json.
 func results(out []byte) (passed int, failed []string, rest string) {
 	var text strings.Builder
 	decoder := json.NewDecoder(bytes.NewReader(out))

@@ -1,6 +1,6 @@
 package plants
 
-// residencyPlants are faults in who gets how much of a device's memory, and when.
+// residencyPlants are faults in the distribution of a device's memory.
 var residencyPlants = []plant{
 	{
 		name: "the wrong owner is charged",
@@ -10,14 +10,14 @@ var residencyPlants = []plant{
 		nets: []net{{pkg: "pagecache/residency", run: "TestOwnerIsWhoMapsFirst"}},
 	},
 	{
-		name: "who asks for memory is not counted as its owner",
+		name: "a client that asks for memory is not counted as its owner",
 		file: "pagecache/residency/reserve.go",
 		old:  "x, err := d.make(ctx, key, of.pages, p.by, allocate)\n\td.mu.Lock()\n",
 		new:  "d.ledger.Add(owner, -size)\n\tx, err := d.make(ctx, key, of.pages, p.by, allocate)\n\td.mu.Lock()\n\td.ledger.Add(owner, size)\n",
 		nets: []net{{pkg: "pagecache/residency", run: "TestRequesterIsCounted"}},
 	},
 	{
-		name: "what is guaranteed to a tenant is taken",
+		name: "a tenant's guaranteed memory is taken",
 		file: "pagecache/residency/tenants/ledger.go",
 		old:  "if id == asks || n > l.tenant(id).Guaranteed {",
 		new:  "if id == asks || n > 0 {",
@@ -34,14 +34,14 @@ var residencyPlants = []plant{
 		nets: []net{{pkg: "pagecache/residency", run: "TestMostOfATenant"}},
 	},
 	{
-		name: "what was evicted for one reservation is given to another",
+		name: "memory evicted for one reservation is given to another",
 		file: "pagecache/residency/room.go",
 		old:  "return promised == 0 || d.backend.Used()+promised+size <= budget",
 		new:  "_, _ = promised, budget\n\treturn true",
 		nets: []net{{pkg: "pagecache/residency", run: "TestWhatFitsDoesNotWait"}},
 	},
 	{
-		name: "what fits waits for others' evictions",
+		name: "a request that fits waits for others' evictions",
 		file: "pagecache/residency/room.go",
 		old:  "\tif !d.over(owner) && d.spare(size) {",
 		new:  "\tif !d.over(owner) && d.spare(size) && len(d.turns) == 0 {",
@@ -55,14 +55,14 @@ var residencyPlants = []plant{
 		nets: []net{{pkg: "pagecache/residency", run: "TestTurns|TestWhoGivesUpTakesNoTurn"}},
 	},
 	{
-		name: "who gives up keeps the place in the row",
+		name: "a request that gives up keeps its place in the queue",
 		file: "pagecache/residency/room.go",
 		old:  "\t\td.yield(mine)\n\t\treturn nil, waited, ctx.Err()",
 		new:  "\t\treturn nil, waited, ctx.Err()",
 		nets: []net{{pkg: "pagecache/residency", run: "TestWhoGivesUpTakesNoTurn"}},
 	},
 	{
-		name: "a reservation does not see that others got its memory",
+		name: "a reservation does not see that others allocated its memory",
 		file: "pagecache/residency/room.go",
 		old:  "\tcase there():\n\t\treturn errThere\n",
 		new:  "",
@@ -88,7 +88,7 @@ var residencyPlants = []plant{
 		},
 	},
 	{
-		name: "what is mapped is a victim",
+		name: "a mapped extent is a victim",
 		file: "pagecache/residency/policy/facts.go",
 		old:  "if x.mapped {\n\t\t\t\tcontinue\n\t\t\t}",
 		new:  "",
@@ -104,14 +104,14 @@ var residencyPlants = []plant{
 			{pkg: "pagecache/residency/policy", run: "TestTwins"}},
 	},
 	{
-		name: "what programs acquire does not count as used",
+		name: "an acquired extent does not count as used",
 		file: "pagecache/residency/pin.go",
 		old:  "if bytes > 0 {",
 		new:  "if bytes > 0 && write {",
 		nets: []net{{pkg: "pagecache", run: "TestEvictionRules"}},
 	},
 	{
-		name: "a grant keeps a part of it while it waits for the rest",
+		name: "a grant keeps a part of its memory while it waits for the rest",
 		file: "pagecache/residency/grant.go",
 		old:  "\t\tif err != nil {\n\t\t\tfor _, p := range g.pins {",
 		new:  "\t\tif err != nil && len(wants) == 0 {\n\t\t\tfor _, p := range g.pins {",
@@ -119,7 +119,7 @@ var residencyPlants = []plant{
 			{pkg: "pagecache", run: "TestDeadlockOfChen"}},
 	},
 	{
-		name: "pinned memory shows what another extent had",
+		name: "pinned memory shows the bytes of another extent",
 		file: "pagecache/residency/pinned.go",
 		old:  "return s.mem, true, nil",
 		new:  "return s.mem, false, nil",
@@ -147,14 +147,14 @@ var residencyPlants = []plant{
 		},
 	},
 	{
-		name: "new extents overlap those that are there",
+		name: "new extents overlap existing ones",
 		file: "pagecache/evict.go",
 		old:  "\tif i < len(h.extents) && h.extents[i].pages().Overlaps(x.Pages()) {\n\t\treturn false\n\t}\n",
 		new:  "",
 		nets: []net{{pkg: "pagecache", run: "TestSamePagesMappedAtOnce"}},
 	},
 	{
-		name: "who is about to be given memory counts as one who has it",
+		name: "a client that is about to get memory counts as one that has it",
 		file: "pagecache/sharing.go",
 		old:  "!f.givenToOthersLocked(x, m)",
 		new:  "x.Mapped() == 0",

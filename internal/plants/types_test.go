@@ -18,14 +18,14 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// listed is what go list says of a package.
+// listed is go list's description of a package.
 type listed struct {
 	ImportPath, Dir, Export string
 	GoFiles                 []string
 }
 
-// TestPlantsCompile finds plants that are no Go any more, since what they call has changed: the go command would fail,
-// and no test.
+// TestPlantsCompile finds plants that no longer compile, because the functions that they call have changed. Otherwise
+// only the go command would fail, and no test.
 func TestPlantsCompile(t *testing.T) {
 	plants := make(map[string][]plant) // by folder
 	for _, p := range all() {
@@ -68,7 +68,7 @@ func TestPlantsCompile(t *testing.T) {
 	}
 }
 
-// declarations parses the files of a package, without the bodies of functions: they take most of the time.
+// declarations parses the files of a package without the bodies of functions, which would take most of the time.
 func declarations(t *testing.T, fset *token.FileSet, l listed) map[string]*ast.File {
 	t.Helper()
 	files := make(map[string]*ast.File)
@@ -85,7 +85,7 @@ func declarations(t *testing.T, fset *token.FileSet, l listed) map[string]*ast.F
 	return files
 }
 
-// requireTypes checks the types of the altered file, in the package that files declare.
+// requireTypes type-checks the altered file in its package, which files declare.
 func (p plant) requireTypes(t *testing.T, fset *token.FileSet, imports types.Importer, path string,
 	files map[string]*ast.File) {
 	t.Helper()
@@ -99,10 +99,10 @@ func (p plant) requireTypes(t *testing.T, fset *token.FileSet, imports types.Imp
 		}
 	}
 	config := types.Config{Importer: imports, Error: func(err error) {
-		// The others lack bodies, and with them uses of what they import.
+		// The other files have no bodies, so their imports seem unused.
 		if at, ok := err.(types.Error); ok && fset.Position(at.Pos).Filename == "altered "+name {
 			t.Error(err)
 		}
 	}}
-	_, _ = config.Check(path, fset, all, nil) // Error has them
+	_, _ = config.Check(path, fset, all, nil) // Error collects the errors
 }

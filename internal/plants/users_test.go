@@ -1,6 +1,6 @@
 package plants
 
-// usersPlants are faults in what users get of each other's, and in what files that hang do to others.
+// usersPlants are faults in what users can learn about each other, and in the effect of files that hang on other files.
 var usersPlants = []plant{
 	{
 		name: "a stuck file counts for its lane",
@@ -17,7 +17,7 @@ var usersPlants = []plant{
 		nets: []net{{pkg: "pagecache", run: "TestNoEvictionWaitsForAHungFile"}},
 	},
 	{
-		name: "the share of a user is not looked at",
+		name: "the share of a user is not checked",
 		file: "pagecache/residency/pin.go",
 		old:  "by.Limited && d.charges[by.User]+n > share",
 		new:  "by.Limited && n > share",
@@ -31,14 +31,14 @@ var usersPlants = []plant{
 		nets: []net{{pkg: "pagecache", run: "TestNoUserMapsMoreThanAShare"}},
 	},
 	{
-		name: "devices store with the daemon's right to space",
+		name: "device stores go home with the daemon's right to reserved space",
 		file: "fs/file_source.go",
 		old:  "h.ordinary.Store(uint64(of.uid) + 1)",
 		new:  "_ = of",
 		nets: []net{{pkg: "fs", run: "TestBlocksForRootAreNotForDevices"}},
 	},
 	{
-		name: "the kernel's dirty pages go home with the daemon's right to space",
+		name: "the kernel's dirty pages go home with the daemon's right to reserved space",
 		file: "fs/file_write.go",
 		old:  "w.uid = of.content.storer(fs.creator.uid) // the request has no caller",
 		new:  "w.uid = fs.creator.uid",
@@ -52,28 +52,28 @@ var usersPlants = []plant{
 		nets: []net{{pkg: "fs", run: "TestFlagsOfTheSourceHold"}},
 	},
 	{
-		name: "chmod drops bits that are not shown",
+		name: "chmod drops hidden bits",
 		file: "fs/setattr.go",
 		old:  "mode = mode&^hidden | st.Mode&hidden",
 		new:  "mode = mode &^ hidden",
 		nets: []net{{pkg: "fs", run: "TestFlagsOfTheSourceHold"}},
 	},
 	{
-		name: "a stuck file hides that its bytes wait",
+		name: "the status of a stuck file does not show its waiting bytes",
 		file: "pagecache/glance.go",
 		old:  "v.WaitingBytes = f.Coming().Offset() // an upper bound; what was seen may be older than the last release",
 		new:  "v.WaitingBytes = 0",
 		nets: []net{{pkg: "pagecache", run: "TestAHungFileHoldsUpNoOther"}},
 	},
 	{
-		name: "a lookup asks the server of what is mounted there",
+		name: "a lookup asks the server of a filesystem mounted there",
 		file: "fs/attr.go",
 		old:  "if err := peek(dir, name, st); err != nil {\n\t\treturn false, err",
 		new:  "if err := statx(dir, name, st); err != nil {\n\t\treturn false, err",
 		nets: []net{{pkg: "fs", run: "TestMountBelowSourceHangs"}},
 	},
 	{
-		name: "who asks for tokens pushes out those of others",
+		name: "one user's tokens push out those of others",
 		file: "control/tokens.go",
 		old:  "t.dropFrontLocked(t.mostLocked())",
 		new:  "t.dropFrontLocked(privilegedUser)",

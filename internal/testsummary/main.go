@@ -1,14 +1,14 @@
-// Command testsummary reads the output of go test -json and prints what a person wants to know of it: a line for each
-// package and for each failed test, and at the end everything that the failed tests wrote and how many tests passed,
-// failed and were skipped, the latter with their reasons, so that no test is skipped in silence.
+// Command testsummary reads the output of go test -json and prints a summary: a line for each package and for each
+// failed test. At the end it prints everything that the failed tests wrote, and how many tests passed, failed and were
+// skipped. It lists the reasons for skipping, so that no test is skipped silently.
 //
 //	go test -json ./... | go run ./internal/testsummary -keep build/test-output
 //
-// With -keep, the folder gets a file for each package that failed, with everything that the package wrote, in order:
-// daemons and other processes that a test starts write to the package's output, where it is easily taken for that of
-// another test. What an earlier run left there goes.
+// With -keep, the folder gets a file for each failed package, with all its output in order. Daemons and other processes
+// that a test starts write to the package's output, where it is easily mistaken for that of another test. Files of an
+// earlier run are removed.
 //
-// It exits with 1 if a test or a build failed, or if the input has no test at all.
+// It exits with 1 if a test or a build failed, or if the input has no test.
 package main
 
 import (
@@ -29,34 +29,34 @@ import (
 type event struct {
 	Action     string
 	Package    string
-	ImportPath string // of build output
+	ImportPath string // for build output
 	Test       string
 	Elapsed    float64
 	Output     string
-	// FailedBuild is set where a package could not be tested since this one could not be built.
+	// FailedBuild is set if a package could not be tested because this one could not be built.
 	FailedBuild string
 }
 
-// test names a test, or with an empty name a package.
+// test names a test, or a package if name is empty.
 type test struct{ pkg, name string }
 
-// summary is what was read so far.
+// summary is what has been read so far.
 type summary struct {
 	out      io.Writer
 	module   string
-	keep     string              // where the output of packages that fail is kept; "" if nowhere
-	output   map[test][]string   // of tests and packages that have not ended
-	all      map[string][]string // of packages that have not ended, with their tests
+	keep     string              // where to keep the output of failed packages; "" if nowhere
+	output   map[test][]string   // of running tests and packages
+	all      map[string][]string // of running packages, with their tests
 	builds   map[string][]string
 	passed   int
 	failed   []failure
 	kept     []string // files
 	skipped  []skip
 	packages int
-	broken   int // packages that failed
+	broken   int // failed packages
 }
 
-// failure is a test that failed or did not end, and what it wrote.
+// failure is a test that failed or did not end, and its output.
 type failure struct {
 	test
 	how    string
@@ -69,7 +69,7 @@ type skip struct {
 }
 
 func main() {
-	keep := flag.String("keep", "", "the folder that gets the whole output of packages that fail")
+	keep := flag.String("keep", "", "the folder for the whole output of failed packages")
 	flag.Parse()
 	s := newSummary(os.Stdout)
 	start := time.Now()
@@ -95,7 +95,7 @@ func newSummary(out io.Writer) *summary {
 	}
 }
 
-// read takes in all events. Lines that are none are printed as they are.
+// read processes all events. It prints other lines unchanged.
 func (s *summary) read(r io.Reader) error {
 	lines := bufio.NewReader(r)
 	for {
@@ -152,7 +152,7 @@ func (s *summary) fail(t test, how string) {
 	s.failed = append(s.failed, failure{t, how, s.output[t]})
 }
 
-// reason finds what t.Skip was given: the last line that names a file and a line number.
+// reason finds the argument of t.Skip: the last line with a file and a line number.
 func reason(output []string) string {
 	for _, line := range slices.Backward(output) {
 		if file, text, ok := strings.Cut(strings.TrimSpace(line), ": "); ok && strings.Contains(file, ".go:") {
@@ -163,7 +163,7 @@ func reason(output []string) string {
 }
 
 func (s *summary) endPackage(t test, e event) {
-	if e.Action == "skip" { // no tests
+	if e.Action == "skip" { // a package without tests
 		return
 	}
 	s.packages++
@@ -176,7 +176,7 @@ func (s *summary) endPackage(t test, e event) {
 	if e.FailedBuild != "" {
 		fmt.Fprint(s.out, strings.Join(s.builds[e.FailedBuild], ""))
 	}
-	// What no test of its own wrote: a panic, a leak that TestMain found, a timeout and the tests it met.
+	// Output that belongs to no test: a panic, a leak that TestMain found, or a timeout with the tests that it ended.
 	fmt.Fprint(s.out, strings.Join(s.output[t], ""))
 	for running := range s.output {
 		if running.pkg == t.pkg && running.name != "" {
@@ -187,7 +187,7 @@ func (s *summary) endPackage(t test, e event) {
 	s.keepOutput(t.pkg)
 }
 
-// keepOutput writes what a package wrote to a file of its own.
+// keepOutput writes a package's output to a separate file.
 func (s *summary) keepOutput(pkg string) {
 	if s.keep == "" || len(s.all[pkg]) == 0 {
 		return
@@ -204,7 +204,7 @@ func (s *summary) keepOutput(pkg string) {
 	s.kept = append(s.kept, name)
 }
 
-// finish prints the totals and reports whether all is well.
+// finish prints the totals and reports whether everything passed.
 func (s *summary) finish(took time.Duration) bool {
 	slices.SortFunc(s.skipped, func(a, b skip) int {
 		return cmp.Or(cmp.Compare(a.pkg, b.pkg),

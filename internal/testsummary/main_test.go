@@ -65,7 +65,7 @@ func TestNothingIsAFailure(t *testing.T) {
 	require.Contains(t, out, "go: no packages")
 }
 
-// TestOutputIsKept: what a failed test wrote is printed after everything else, and all that its package wrote is in a
+// TestOutputIsKept: the output of a failed test is printed after everything else, and all output of its package is in a
 // file.
 func TestOutputIsKept(t *testing.T) {
 	var out strings.Builder
