@@ -106,7 +106,7 @@ func (s *session) secondRow(ctx context.Context, g gpu, n int64) rows.Row {
 					start := time.Now()
 					held, err = s.mount.mapFile(name, 0, n, gaiafs.ProtRead, g.device())
 					first = time.Since(start)
-					if errors.Is(err, syscall.ENOMEM) { // the budget is large enough, but other programs took the memory in the meantime
+					if errors.Is(err, syscall.ENOMEM) { // the budget suffices, but others took the memory
 						return fmt.Errorf("%w: %w", rows.ErrSkip, err)
 					}
 				}

@@ -28,7 +28,7 @@ func topFrame(before, now topSample, chosen, width, height int) string {
 	if chosen < len(files) {
 		chosenMap = heatMap(files[chosen])
 	}
-	room := height - len(lines) - len(chosenMap) - 2 // for files and programs; a heading and a blank line are already counted
+	room := height - len(lines) - len(chosenMap) - 2 // for files and programs, less a heading and a blank line
 	programs := topPrograms(before, now, min(room/3, height/5))
 	room = max(room-len(programs), 1)
 	lines = append(lines, fmt.Sprintf("  %-40s %10s %10s %8s", "file", "size", "on devices", "mappings"))

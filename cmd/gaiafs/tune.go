@@ -63,7 +63,7 @@ it restores the mount's priorities. Only root and the user who mounted may do th
 			t := tuning{mountpoint: args[0], runs: runs, out: cmd.OutOrStdout(), run: func(ctx context.Context) error {
 				c := exec.CommandContext(ctx, args[1], args[2:]...)
 				c.Stdin, c.Stdout, c.Stderr = os.Stdin, os.Stdout, os.Stderr
-				c.Cancel = func() error { return c.Process.Signal(syscall.SIGTERM) } // the program may have children to end, too
+				c.Cancel = func() error { return c.Process.Signal(syscall.SIGTERM) } // it may have children to end
 				c.WaitDelay = termPatience
 				return c.Run()
 			}}
@@ -104,7 +104,7 @@ func (t *tuning) tune(ctx context.Context) (text string, err error) {
 		return "", statusError(t.mountpoint, err)
 	}
 	was := "priorities=" + cmp.Or(status.Mount.Settings["priorities"], "none")
-	if _, err := set(ctx, t.mountpoint, []string{was}); err != nil { // if this fails, tune could not restore the priorities either
+	if _, err := set(ctx, t.mountpoint, []string{was}); err != nil { // tune could not restore them either
 		return "", err
 	}
 	defer func() {
