@@ -250,8 +250,8 @@ GAIA_API void gaia_drop(void *addr, size_t len);
  * pages up to date if the device has them already; gaia_macquire does.
  *
  * gaia_done ends the bracket that this thread opened last with that stream. The bracket ends after all work that was
- * begun in the stream; gaia_done does not wait for that work. GAIA_NO_STREAM says that no work is left. gaia_done
- * cannot be captured into a graph.
+ * begun in the stream; gaia_done does not wait for that work. With GAIA_ALL_STREAMS it does wait, for the work of the
+ * whole context. GAIA_NO_STREAM says that no work is left. gaia_done cannot be captured into a graph.
  *
  * Brackets nest, and each thread has its own. Ranges of mappings that do not move are allowed and need nothing. Errors
  * of gaia_use: EINVAL (wrong ranges), ENOMEM (the ranges can never fit), ETIMEDOUT (gaia_error names the holders),

@@ -6,5 +6,5 @@ enum {
 	GAIAFS_KIND_EMULATED = 1,
 };
 
-/* A row for each kind, in the order in which one is looked for where any will do. */
+/* A row for each kind, in order of preference. */
 #define GAIAFS_KINDS(row) row(cuda, CUDA) row(emulated, EMULATED)

@@ -4,7 +4,7 @@ package gaiafs
 
 import "syscall"
 
-// cudaErrno is what stands for a result of libcuda; EIO for others.
+// cudaErrno has the errno for a result of libcuda. For results that it lacks, that is EIO.
 var cudaErrno = map[cudaResult]syscall.Errno{
 	2:   syscall.ENOMEM,  // CUDA_ERROR_OUT_OF_MEMORY
 	3:   syscall.ENODEV,  // CUDA_ERROR_NOT_INITIALIZED

@@ -19,5 +19,5 @@ func (k Kind) String() string {
 	return "unknown"
 }
 
-// kinds are in the order in which one is looked for where any will do.
+// kinds lists the kinds in order of preference.
 var kinds = []*deviceKind{&cudaKind, &emulatedKind}

@@ -1,4 +1,4 @@
-"""Has wheels carry the C library. It is compiled from client/c beside this folder, or is the one that GAIAFS_LIBRARY
+"""Puts the C library into wheels. It is compiled from client/c beside this folder, or is the file that GAIAFS_LIBRARY
 names.
 """
 
@@ -18,7 +18,7 @@ NAME = "libgaiafs.so.0"
 
 
 class WithLibrary(build_py):
-    """Puts the library into the package. An editable install has none, and finds that of the checkout."""
+    """Puts the library into the package. An editable install has none, and finds the checkout's."""
 
     def run(self):
         super().run()
@@ -30,14 +30,15 @@ class WithLibrary(build_py):
             return os.environ["GAIAFS_LIBRARY"]
         source = pathlib.Path(__file__).resolve().parents[1] / "c"
         if not (source / "gaiafs.h").exists():
-            sys.exit(f"{source} is missing: install from a checkout of gaiafs, or say in GAIAFS_LIBRARY where {NAME} is")
+            sys.exit(f"{source} is missing: install from a checkout of gaiafs, or set GAIAFS_LIBRARY to the path of {NAME}")
         into = os.path.abspath(self.get_finalized_command("build").build_temp)
         subprocess.run(["make", "-C", source, f"GAIAFS_BUILD={into}"], check=True)  # needs a C compiler
         return os.path.join(into, NAME)
 
 
 class ForThisMachine(bdist_wheel):
-    """Tags the wheel: any Python, this processor, and the oldest glibc that has what the library asks for."""
+    """Tags the wheel for any Python, for this processor, and for the oldest glibc with the symbols that the library
+    needs."""
 
     def finalize_options(self):
         super().finalize_options()

@@ -1,7 +1,7 @@
-// Command tables writes what several languages have in common into each of them: go generate ./client/tables.
+// Command tables writes tables that several languages share into a source file of each: go generate ./client/tables.
 //
-// cuda_errors.txt is the table of the results of libcuda, and kinds.txt that of the kinds of devices, which the daemon
-// shares with the client libraries.
+// cuda_errors.txt lists the results of libcuda. kinds.txt lists the kinds of devices; the daemon and the client
+// libraries share it.
 package main
 
 //go:generate go run .

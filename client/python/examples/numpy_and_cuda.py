@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Has a NumPy program on the CPU and a program on a GPU work on one array, in one file.
+"""Makes a NumPy program on the CPU and a program on a GPU work on one array, in one file.
 
-The CPU's half is plain numpy.memmap: it knows nothing of gaiafs. The GPU's half maps the file with PyTorch (NumPy on an
-emulated device). They take turns, each doubling and adding to every other row, and each must see what the other did.
+The CPU's half is plain numpy.memmap and does not know gaiafs. The GPU's half maps the file with PyTorch (NumPy on an
+emulated device). They take turns. Each doubles and adds to every other row, and each must see what the other did.
 """
 
 import argparse
@@ -23,7 +23,7 @@ def main() -> int:
     parser.add_argument("directory", help="directory on a mount")
     parser.add_argument("--device", default="0", help="device (%(default)s)")
     parser.add_argument("--rows", type=int, default=512, help="rows of 1000 numbers (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="turns that each takes (%(default)s)")
     arguments = parser.parse_args()
     shape = (arguments.rows, 1000)
     path = pathlib.Path(arguments.directory) / f"array-{os.getpid()}"
@@ -46,7 +46,7 @@ def main() -> int:
             print(f"{arguments.rounds} rounds of {want.nbytes >> 10} KiB on {m.kind} device {m.device}, sum {want.sum():.6g}")
             del gpu
         if not (numpy.fromfile(path, "float32").reshape(shape) == want).all():
-            print("FAIL: the file is not what was computed")
+            print("FAIL: the file differs from what was computed")
             return 1
         print("ok")
         return 0

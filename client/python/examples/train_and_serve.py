@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Trains a small linear model in place, in a file of weights, while another process serves it.
 
-The trainer (PyTorch on a GPU, NumPy on an emulated device) maps the file and steps down the gradient; it releases after
-every epoch. The server maps the same file, acquires, and predicts. It is never told anything else: it sees the weights
-get better and stops when its error is small. At the end a plain read of the file has the trainer's weights.
+The trainer (PyTorch on a GPU, NumPy on an emulated device) maps the file, steps down the gradient, and releases after
+every epoch. The server maps the same file, acquires, and predicts. Nothing else connects them: the server sees the
+weights get better, and stops when its error is small. At the end a plain read of the file returns the trainer's
+weights.
 """
 
 import argparse
@@ -35,7 +36,7 @@ def library(m: gaiafs.Mapping):
 
 
 def samples(lib, seed: int, like):
-    """Makes inputs, and the outputs of the model that is to be found."""
+    """Makes inputs, and the outputs of the model that training has to find."""
     import random
 
     rng = random.Random(seed)
@@ -57,7 +58,7 @@ def train(path: str, device: str) -> None:
         loss = float((((x @ w) - y) ** 2).mean())
         if loss < 1e-6:
             break
-        time.sleep(0.01)  # the server would see too little of it
+        time.sleep(0.01)  # otherwise the server would see too few of the steps
     del w
     m.close()
 
@@ -116,7 +117,7 @@ def main() -> int:
         return 0
     finally:
         for trainer in trainers:
-            trainer.kill()  # where it did not end by itself
+            trainer.kill()  # if it did not end by itself
             trainer.wait()
         path.unlink()
 

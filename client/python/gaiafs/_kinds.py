@@ -4,5 +4,5 @@
 CUDA = 2
 EMULATED = 1
 
-# By the names that status and devices such as "cuda:0" have.
+# By the names in status and in devices such as "cuda:0".
 NUMBERS = {"cuda": CUDA, "emulated": EMULATED}

@@ -63,7 +63,7 @@ def test_real_weights(directory, python):
     "name, arguments, words",
     [
         ("load_model.py", ["--package", "no-such-package"], "pip install --no-deps no-such-package.*Without a network"),
-        ("load_model.py", ["--package", "pytest"], "carries no safetensors"),
+        ("load_model.py", ["--package", "pytest"], "has no safetensors"),
         ("train_and_serve.py", ["--device", "7"], "there is no device 7"),
         ("load_model.py", ["--size", "8", "/tmp"], "not on a gaiafs mount"),
         ("numpy_and_cuda.py", ["/tmp"], "not on a gaiafs mount"),

@@ -1,4 +1,4 @@
-"""What the loaders of the engines have in common."""
+"""The common base of the engines' loaders."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ else:
 
 
 class FromMount(_Loader):  # type: ignore[misc]
-    """Stands before an engine's ``DefaultModelLoader`` among the bases of a loader, and takes files from a mount."""
+    """Takes files from a mount. Among a loader's bases it stands before the engine's ``DefaultModelLoader``."""
 
-    engine = ""  # whose logger is used
-    counter_before_loading_weights = 0.0  # when it began, from which the engine says how long it took
+    engine = ""  # the name of the engine, whose logger is used
+    counter_before_loading_weights = 0.0  # when loading began; the engine logs the time since then
 
     def __init__(self, load_config: Any) -> None:
-        # To choose files, safetensors is what the engine's own loader knows.
+        # So that the engine's own loader chooses safetensors files.
         config = copy.copy(load_config)
         config.load_format = "safetensors"
         super().__init__(config)
@@ -36,13 +36,14 @@ class FromMount(_Loader):  # type: ignore[misc]
         return "torch"
 
     def _device(self) -> Any:
-        """The device that the engine has chosen for this process; on a machine without GPUs an emulated one."""
+        """Returns the device that the engine has chosen for this process, or an emulated one on a machine without
+        GPUs."""
         import torch
 
         return torch.cuda.current_device() if torch.cuda.is_available() else 0
 
     def load_model(self, *arguments: Any, **options: Any) -> Any:
-        """Loads a model as the engine does, with everything that it processes, and shares what it left unchanged."""
+        """Loads and processes a model as the engine does, and then shares the weights that it left unchanged."""
         model = super().load_model(*arguments, **options)
         self._loading.share(model)
         if not self._asked:
@@ -52,7 +53,7 @@ class FromMount(_Loader):  # type: ignore[misc]
     def _files(self, source: Any) -> tuple[str, list[str]]:
         """Returns the directory and the safetensors files that the engine chooses for a source."""
         options = {}
-        for name, parameter in inspect.signature(self._prepare_weights).parameters.items():  # versions have others
+        for name, parameter in inspect.signature(self._prepare_weights).parameters.items():  # versions differ
             of_source = "model_or_path" if name == "model_name_or_path" else name
             if hasattr(source, of_source):
                 options[name] = getattr(source, of_source)

@@ -1,4 +1,4 @@
-"""What the engines' entry points call, in each of their processes."""
+"""The engines' entry points. Each process of an engine calls them."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from typing import Any
 def register_vllm() -> None:
     """Registers the load format "gaiafs" with vLLM. Further calls do nothing.
 
-    What it raises would end vLLM, whatever load format it is to use. So it logs where vLLM is another than it knows.
+    An exception here would end vLLM, whatever load format it uses. So if this package does not fit, it only logs that.
     """
     try:
         importlib.import_module(".vllm_loader", __package__)
-    except Exception as e:  # of whatever kind another version's interface leads to
+    except Exception as e:  # another version's interface may cause any exception
         _tell("vllm", e)
 
 
 def register_sglang() -> None:
-    """Has SGLang accept ``--load-format gaiafs``.
+    """Makes SGLang accept ``--load-format gaiafs``.
 
-    SGLang takes a class as a load format, and knows no other way to add one. So the name is allowed on the command
-    line, and becomes the class where SGLang checks it.
+    SGLang takes a class as a load format, and has no other way to add one. So the name is allowed on the command line.
+    When SGLang checks the load format, the name is replaced by the class.
     """
     try:
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
         try:
             from sglang.srt.arg_groups.choices import LOAD_FORMAT_CHOICES
-        except ImportError:  # where older versions have them
+        except ImportError:  # older versions have them here
             from sglang.srt.server_args import LOAD_FORMAT_CHOICES
     except ImportError as e:
         _tell("sglang", e)
@@ -48,7 +48,8 @@ def _tell(engine: str, e: Exception) -> None:
     except importlib.metadata.PackageNotFoundError:
         version = "of an unknown version"
     logging.getLogger(f"{engine}.gaiafs").warning(
-        "gaiafs: there is no load format gaiafs, since this package does not fit %s %s: %s", engine, version, e
+        "gaiafs: the load format gaiafs is not available, because this package does not fit %s %s: %s", engine, version,
+        e
     )
 
 

@@ -1,4 +1,4 @@
-"""SGLang's loader, which it takes as ``load_format``: ``sglang.Engine(load_format=GaiafsModelLoader, …)``."""
+"""SGLang's loader, a class to pass as ``load_format``: ``sglang.Engine(load_format=GaiafsModelLoader, …)``."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .mount import FromMount
 
 
 class GaiafsModelLoader(FromMount, DefaultModelLoader):  # type: ignore[misc]
-    """Loads safetensors files of a gaiafs mount, and shares parameters that are as the files have them.
+    """Loads safetensors files of a gaiafs mount, and shares parameters that are the same as in the files.
 
-    Where SGLang captures CUDA graphs before it has the weights (startup weight-load overlap), all parameters stay
-    copies: the graphs have their addresses.
+    If SGLang captures CUDA graphs before it has the weights (startup weight-load overlap), all parameters stay copies,
+    because the graphs have their addresses.
     """
 
     engine = "sglang"

@@ -1,20 +1,20 @@
 """Which parameters of a loaded model are shared with other processes, and which stay the engine's own copies.
 
-An engine fills parameters of its own from the tensors of the files: it fuses some (q, k and v), stacks some (experts),
-takes a rank's part of some, and processes quantized ones after loading. It says nowhere which are left as the files
-have them. So the rule looks at the outcome. The engine loads copies, which it may store into. When it is done, a
-parameter becomes the shared tensor of a file, or tensors of files one below the other, where
+An engine fills its own parameters from the tensors of the files. It fuses some (q, k and v), stacks some (experts),
+takes a rank's part of some, and processes quantized ones after loading. It does not report which ones are the same as
+in the files. So the rule looks at the result. The engine loads copies, which it may store into. When it is done, a
+parameter is replaced by the shared tensor of a file, or by shared tensors of files one below the other, if
 
-- it has two dimensions, of 16 or 32 bit floating-point numbers. Experts, which engines rearrange while they serve,
-  have three; scales and biases mostly have one, and are small;
+- it has two dimensions, of 16 or 32 bit floating-point numbers. Experts, which engines rearrange while they serve, have
+three. Scales and biases mostly have one, and are small;
 - its layer is not quantized: the layer has no ``quant_method``, or one whose class is called ``Unquantized…``;
 - it is contiguous, on the tensors' device, and has their shape, their type, and the same bits.
 
-All else stays a copy, buffers included. Rejected: giving the shared tensor to the engine's own weight loaders, which
-copy it; and sharing before the engine processes weights, which may store into them.
+All other parameters and all buffers stay copies. Rejected: giving the shared tensor to the engine's own weight loaders,
+which copy it; and sharing before the engine processes weights, which may store into them.
 
-After that, new weights cannot be loaded into the model: the store would end the process's CUDA context. The model's
-``load_weights`` refuses.
+After that, new weights cannot be loaded into the model: the store would end the process's CUDA context. So the model's
+``load_weights`` raises an error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gaiafs import fusing, weights
 
 _FLOATS = ("bfloat16", "float16", "float32")
 _SAMPLES = 64
-_COMPARED_AT_ONCE = 64 << 20  # bytes: comparing takes as many again
+_COMPARED_AT_ONCE = 64 << 20  # bytes; a comparison needs as much memory again
 
 _ELSEWHERE = (
     "{0} is not on a gaiafs mount, and load format gaiafs needs it there. Mount the directory that has the model "
@@ -39,7 +39,7 @@ _ELSEWHERE = (
 
 
 class Outcome(NamedTuple):
-    """Bytes of a model's parameters on this process's device."""
+    """How many bytes of a model's parameters on this device are shared, and how many are copies."""
 
     shared: int
     copied: int
@@ -52,18 +52,18 @@ class _Seen(NamedTuple):
 
 
 class Loading:
-    """The load of one model onto one device. framework is "torch", or "numpy" for a model of NumPy's arrays."""
+    """Loads one model onto one device. framework is "torch", or "numpy" for a model of NumPy arrays."""
 
     def __init__(self, device: Any, logger: logging.Logger, framework: str = "torch") -> None:
         self._device, self._logger, self._framework = device, logger, framework
         self._library = importlib.import_module(framework)
         self._seen: dict[tuple[object, ...], list[_Seen]] = {}
-        self._begins: dict[tuple[object, ...], list[_Seen]] = {}  # by their first rows
+        self._begins: dict[tuple[object, ...], list[_Seen]] = {}  # by the first row
 
     def tensors(self, files: Iterable[str]) -> Iterator[tuple[str, Any]]:
-        """Yields the tensors of safetensors files with their names: copies, which the engine may store into.
+        """Yields the tensors of safetensors files with their names: copies that the engine may store into.
 
-        It holds one file at a time on the device. RuntimeError for a file that is on no mount; else what
+        It holds one file at a time on the device. Raises RuntimeError for a file that is on no mount, and what
         ``gaiafs.safe_open`` raises.
         """
         for file in files:
@@ -86,13 +86,13 @@ class Loading:
                 yield name, copy
 
     def share(self, model: Any) -> Outcome:
-        """Makes parameters of a model that the engine has loaded shared, by the rule above, and logs how much.
+        """Shares parameters of a loaded model, by the rule above, and logs how many bytes it shared.
 
-        A parameter stays a copy, too, where the device has no room for the shared one.
+        If the device has no room for a shared tensor, the parameter stays a copy.
         """
         wanted: dict[tuple[_Seen, ...], list[Any]] = {}
         for name, parameter in _unquantized(model):
-            # An offloaded one is in the host's memory, though it says that it is on the GPU.
+            # An offloaded parameter is in host memory, although it says that it is on the GPU.
             offloaded = getattr(parameter, "_vllm_is_uva_offloaded", False)
             if _may_be_shared(parameter.data) and parameter.is_contiguous() and not offloaded:
                 found = self._seen.get(_key(parameter.data))
@@ -102,7 +102,7 @@ class Loading:
                 if best:
                     wanted.setdefault(best, []).append(parameter)
         total = sum(map(_bytes, {id(p): p.data for p in model.parameters()}.values()))
-        # What is shared by itself, and not in one piece with others, comes first; and a tensor is in one view only.
+        # Parameters that are one tensor come before those that consist of several. A tensor goes into one view only.
         taken: set[_Seen] = set()
         by_files: dict[tuple[str, ...], dict[tuple[_Seen, ...], list[Any]]] = {}
         for pieces, parameters in sorted(wanted.items(), key=lambda item: len(item[0])):
@@ -122,7 +122,7 @@ class Loading:
         return Outcome(shared, total - shared)
 
     def _pieces(self, data: Any) -> tuple[_Seen, ...]:
-        """Returns tensors that may be the parameter's rows, one below the other, or none."""
+        """Returns tensors that may be the parameter's rows, one below the other, or an empty tuple."""
         pieces: list[_Seen] = []
         row, rows = 0, data.shape[0]
         while row < rows:
@@ -153,7 +153,7 @@ class Loading:
                     parameter.data = tensor
                     shared += _bytes(tensor)
         if self._framework == "torch" and self._library.cuda.is_available():
-            self._library.cuda.empty_cache()  # the next file's tensors are not in PyTorch's memory
+            self._library.cuda.empty_cache()  # the next file's tensors need memory outside of PyTorch
         return shared
 
     def _same(self, a: Any, b: Any) -> bool:
@@ -165,7 +165,7 @@ class Loading:
 
 
 def _unquantized(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yields each parameter of layers that are not quantized once, with its name. A parameter may be in several."""
+    """Yields each parameter of layers that are not quantized once, with its name. Layers may share a parameter."""
     quantized: set[int] = set()
     found: dict[int, tuple[str, Any]] = {}
     for prefix, module in model.named_modules():
@@ -183,7 +183,7 @@ def _may_be_shared(tensor: Any) -> bool:
 
 
 def _key(tensor: Any) -> tuple[object, ...]:
-    """What tensors with the same bits have in common, and few others: a sample is enough to find what to compare."""
+    """Returns a key that is equal for tensors with the same bits, and rarely for others: shape, type and a sample."""
     flat = tensor.reshape(-1)
     sample = flat[:: -(-len(flat) // _SAMPLES)].tolist()
     return tuple(tensor.shape), str(tensor.dtype), str(sample)
@@ -195,6 +195,6 @@ def _bytes(tensor: Any) -> int:
 
 def _refuse(*arguments: object, **options: object) -> None:
     raise RuntimeError(
-        "the model shares its weights with other processes, so new ones cannot be loaded into it: "
-        "start the engine anew, or with another load format than gaiafs"
+        "the model shares its weights with other processes, so new weights cannot be loaded into it: "
+        "restart the engine, or use another load format than gaiafs"
     )

@@ -12,7 +12,7 @@ from .mount import FromMount
 
 @register_model_loader("gaiafs")
 class GaiafsModelLoader(FromMount, DefaultModelLoader):  # type: ignore[misc]
-    """Loads safetensors files of a gaiafs mount, and shares parameters that are as the files have them."""
+    """Loads safetensors files of a gaiafs mount, and shares parameters that are the same as in the files."""
 
     engine = "vllm"
 

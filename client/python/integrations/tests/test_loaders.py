@@ -162,7 +162,7 @@ def test_a_second_model_has_the_same_memory(loader, path):
 def test_new_weights_are_refused(loader, path):
     made, parameters = model()
     loader.load_model(model=made, path=path)
-    with pytest.raises(RuntimeError, match="start the engine anew"):
+    with pytest.raises(RuntimeError, match="restart the engine"):
         made.load_weights(iter([("m.o", TENSORS["o"])]))
 
 
@@ -226,7 +226,7 @@ def test_vllm_of_another_version_starts_without_the_format(monkeypatch, caplog):
     loaders = fakes.modules(monkeypatch)
     monkeypatch.delattr(sys.modules["vllm.model_executor.model_loader"], "register_model_loader")
     plugins.register_vllm()
-    assert loaders == {} and "there is no load format gaiafs, since this package does not fit vllm" in caplog.text
+    assert loaders == {} and "is not available, because this package does not fit vllm" in caplog.text
     assert "register_model_loader" in caplog.text
 
 
@@ -237,7 +237,7 @@ def test_vllm_that_refuses_the_loader_starts(monkeypatch, caplog):
     fakes.modules(monkeypatch)
     monkeypatch.setattr(sys.modules["vllm.model_executor.model_loader"], "register_model_loader", refuse)
     plugins.register_vllm()
-    assert "there is no load format gaiafs" in caplog.text and "must be of another class" in caplog.text
+    assert "the load format gaiafs is not available" in caplog.text and "must be of another class" in caplog.text
 
 
 def test_sglang_of_other_versions(monkeypatch, caplog):
