@@ -12,13 +12,13 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// pageWords is the 64-bit words of a page.
+// pageWords is the number of 64-bit words in a page.
 const pageWords = page.Size / 8
 
 // foldPrime is the Mersenne prime 2^61-1.
 const foldPrime = 1<<61 - 1
 
-// DigestKey is the key of a device's digests: drawn at random, secret, and never changed.
+// DigestKey is the key of a device's digests. It is drawn at random, kept secret, and never changes.
 //
 // # The function
 //
@@ -35,8 +35,8 @@ const foldPrime = 1<<61 - 1
 // Secure Message Authentication", CRYPTO '99, theorem 4.2): over the choice of k, two different messages of the same
 // length have the same H with a probability of at most 2^-64. If the values of H differ, so does one of the three
 // pieces; all are below the prime, so the difference of the pieces, multiplied by its f and added up, is 0 for exactly
-// one in 2^61-1 values of that f, whatever the others are (multilinear hashing, Carter and Wegman 1979). So the
-// digests are equal with a probability of at most 2^-64 + 1/(2^61-1), which is below 2^-60.
+// one in 2^61-1 values of that f, whatever the others are (multilinear hashing, Carter and Wegman 1979). So the digests
+// are equal with a probability of at most 2^-64 + 1/(2^61-1), which is below 2^-60.
 //
 // The bound is for pages that do not depend on the key. Digests and keys therefore never leave the daemon.
 type DigestKey struct {
@@ -44,11 +44,11 @@ type DigestKey struct {
 	fold [3]uint64 // each below foldPrime
 }
 
-// DigestKeySize is the bytes of an encoded DigestKey.
+// DigestKeySize is the size of an encoded DigestKey in bytes.
 const DigestKeySize = (pageWords + 3) * 8
 
-// NewDigestKey draws a key from random, which should be crypto/rand's Reader: 4 KiB for NH and then words of which the
-// lower 61 bits are taken, those that are no residue left out.
+// NewDigestKey draws a key from random, which should be crypto/rand's Reader. It reads 4 KiB for NH, then words for the
+// fold. Of these it takes the lower 61 bits, and draws again if they are no residue of foldPrime.
 func NewDigestKey(random io.Reader) (*DigestKey, error) {
 	var k DigestKey
 	var buf [page.Size]byte
@@ -70,9 +70,8 @@ func NewDigestKey(random io.Reader) (*DigestKey, error) {
 	return &k, nil
 }
 
-// SharedKey returns the key of the devices of this process that were given no other. It is drawn by the first call.
-// That they have one key lets them compare digests of each other's pages, and says no more about a page than two keys
-// do.
+// SharedKey returns the default key of the devices of this process. The first call draws it. With one key, devices can
+// compare digests of each other's pages; this reveals no more about a page than two keys would.
 var SharedKey = sync.OnceValues(func() (*DigestKey, error) { return NewDigestKey(rand.Reader) })
 
 // AppendBinary appends the key as a device's kernel takes it: the words k and then f, little-endian. It never fails.
@@ -106,7 +105,7 @@ func DecodeDigestKey(b []byte) (*DigestKey, error) {
 
 // Sum returns the digest of a page. It panics unless p has page.Size bytes.
 //
-// Others may be storing into p: every word of it is loaded once, so the digest is that of bytes that p had, each at
+// Other processes may be storing into p. Every word is loaded once, so the digest is that of bytes that p had, each at
 // some moment of the call.
 func (k *DigestKey) Sum(p []byte) Digest {
 	if len(p) != page.Size {
@@ -126,8 +125,8 @@ func (k *DigestKey) SumPages(p []byte, out []Digest) {
 	}
 }
 
-// sumNH returns H. It has two sums, so that their carries do not wait for each other. Assembly was tried and was 10 %
-// faster from the cache and no faster from memory.
+// sumNH returns H. It keeps two sums, so that their carries do not wait for each other. Assembly was tried: it was 10 %
+// faster from the cache, and no faster from memory.
 func sumNH(k *[pageWords]uint64, p *[page.Size]byte) (hi, lo uint64) {
 	var hi2, lo2, carry uint64
 	for i := 0; i < pageWords; i += 4 {
@@ -145,7 +144,7 @@ func sumNH(k *[pageWords]uint64, p *[page.Size]byte) (hi, lo uint64) {
 	return hi, lo
 }
 
-// foldSum takes a sum of NH to 61 bits.
+// foldSum reduces a sum of NH to 61 bits.
 func (k *DigestKey) foldSum(hi, lo uint64) Digest {
 	const low60 = 1<<60 - 1
 	s := mulFold(k.fold[0], lo&low60)
@@ -157,7 +156,7 @@ func (k *DigestKey) foldSum(hi, lo uint64) Digest {
 // mulFold returns a·b mod foldPrime, for a and b below it.
 func mulFold(a, b uint64) uint64 {
 	hi, lo := bits.Mul64(a, b)
-	// 2^61 is 1 mod the prime: add what is above bit 61 to what is below.
+	// 2^61 is 1 mod the prime: add the bits from 61 on to those below.
 	return addFold(lo&foldPrime, hi<<3|lo>>61)
 }
 

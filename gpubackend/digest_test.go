@@ -22,7 +22,7 @@ func testKey(t testing.TB, seed uint64) *DigestKey {
 	return k
 }
 
-// splitMix is the documented generator of the test vectors: SplitMix64, whose words are read little-endian.
+// splitMix generates the test vectors, as documented: SplitMix64, with little-endian words.
 type splitMix struct{ state uint64 }
 
 func (g *splitMix) next() uint64 {
@@ -33,7 +33,7 @@ func (g *splitMix) next() uint64 {
 	return z ^ z>>31
 }
 
-// Read fills p, of which the length is a multiple of 8.
+// Read fills p, whose length is a multiple of 8.
 func (g *splitMix) Read(p []byte) (int, error) {
 	for i := 0; i < len(p); i += 8 {
 		binary.LittleEndian.PutUint64(p[i:], g.next())
@@ -41,7 +41,7 @@ func (g *splitMix) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// digestTwin computes the digest as the comment of DigestKey says, with numbers of any size.
+// digestTwin computes the digest by the comment of DigestKey, with big integers.
 func digestTwin(k *DigestKey, p []byte) Digest {
 	two64, two128 := new(big.Int).Lsh(big.NewInt(1), 64), new(big.Int).Lsh(big.NewInt(1), 128)
 	word := func(i int) *big.Int {
@@ -118,7 +118,7 @@ func TestSumPages(t *testing.T) {
 	require.Panics(t, func() { k.Sum(pages[:page.Size-1]) })
 }
 
-// TestEveryBitCounts changes each bit of a page alone, and pairs of words so that a plain sum would not notice.
+// TestEveryBitCounts changes each single bit of a page, and pairs of words in ways that a plain sum would not notice.
 func TestEveryBitCounts(t *testing.T) {
 	k := testKey(t, 4)
 	p := make([]byte, page.Size)
@@ -156,7 +156,7 @@ func TestDigestKeys(t *testing.T) {
 	require.Error(t, err)
 	_, err = DecodeDigestKey(bytes.Repeat([]byte{0xff}, DigestKeySize))
 	require.Error(t, err)
-	// A word of which the lower bits are the prime is drawn again.
+	// A word whose lower bits are the prime is drawn again.
 	draw := make([]byte, page.Size, page.Size+32)
 	draw = append(draw, bytes.Repeat([]byte{0xff}, 8)...)
 	draw = append(draw, bytes.Repeat([]byte{1, 0, 0, 0, 0, 0, 0, 0xff}, 3)...)
@@ -169,7 +169,7 @@ func TestDigestKeys(t *testing.T) {
 	}
 }
 
-// vectorFile describes itself; whoever implements the digest anew reads it.
+// vectorFile has test vectors for other implementations of the digest. The file describes itself.
 type vectorFile struct {
 	About   []string       `json:"about"`
 	Vectors []digestVector `json:"vectors"`

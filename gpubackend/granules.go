@@ -8,10 +8,10 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// GranuleSize is the bytes of a page that a member of Granules stands for.
+// GranuleSize is the size in bytes of one granule of a page.
 const GranuleSize = 16
 
-// Granules are parts of a page: bit i%64 of word i/64 stands for the bytes [i·GranuleSize, (i+1)·GranuleSize).
+// Granules is a set of parts of a page: bit i%64 of word i/64 stands for the bytes [i·GranuleSize, (i+1)·GranuleSize).
 type Granules [page.Size / GranuleSize / 64]uint64
 
 // Differing returns the granules in which two pages differ.
@@ -63,8 +63,7 @@ func (g *Granules) Each(fn func(from, to int)) {
 	}
 }
 
-// Differing returns what the patch names as changed, or where it names nothing the granules in which Base and Next
-// differ.
+// Differing returns Changed, or the granules in which Base and Next differ if Changed is empty.
 func (p *Patch) Differing() Granules {
 	if p.Changed != (Granules{}) {
 		return p.Changed

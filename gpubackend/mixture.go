@@ -7,16 +7,16 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// Mixture is a page that has each byte from one of two pages. Its digest costs what was swapped since, and not a pass
-// over the page: H is a sum over pairs of words. A Mixture is not safe for concurrent use.
+// Mixture is a page that has each byte from one of two pages. Computing its digest costs only as much as the swaps, not
+// a pass over the page, because H is a sum over pairs of words. A Mixture is not safe for concurrent use.
 type Mixture struct {
 	key          *DigestKey
 	bytes, other [page.Size]byte
 	hi, lo       uint64 // H of bytes
 }
 
-// Mix returns a Mixture that has all of its bytes from a, and may get some from b. It keeps neither, and panics unless
-// both have page.Size bytes.
+// Mix returns a Mixture with all bytes from a; Swap takes bytes from b. Mix keeps neither slice, and panics unless both
+// have page.Size bytes.
 func (k *DigestKey) Mix(a, b []byte) *Mixture {
 	if len(a) != page.Size || len(b) != page.Size {
 		panic("gpubackend: mixture of something that is not a page")
@@ -26,7 +26,7 @@ func (k *DigestKey) Mix(a, b []byte) *Mixture {
 	return m
 }
 
-// Swap takes the bytes [from, to) from the other page. To swap them again takes it back.
+// Swap takes the bytes [from, to) from the other page. Swapping them again undoes it.
 func (m *Mixture) Swap(from, to int) {
 	const pair = 16
 	first, end := from/pair*pair, (to+pair-1)/pair*pair
@@ -41,7 +41,7 @@ func (m *Mixture) Swap(from, to int) {
 	}
 }
 
-// add adds to H the pair of words at a byte, or takes it away.
+// add adds the pair of words at a byte to H, or subtracts it.
 func (m *Mixture) add(at int, plus bool) {
 	p, k := m.bytes[at:at+16:at+16], (*[2]uint64)(m.key.nh[at/8:])
 	hi, lo := bits.Mul64(binary.LittleEndian.Uint64(p)+k[0], binary.LittleEndian.Uint64(p[8:])+k[1])

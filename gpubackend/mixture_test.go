@@ -10,7 +10,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// TestMixture swaps bytes at random. The digest is always that of the bytes, and each byte that of one of the pages.
+// TestMixture swaps bytes at random. The digest is always that of the bytes, and each byte comes from one of the pages.
 func TestMixture(t *testing.T) {
 	k, rnd := testKey(t, 1), rand.New(rand.NewPCG(1, 2))
 	a, b := bytes.Repeat([]byte{0xff}, page.Size), make([]byte, page.Size)

@@ -6,21 +6,21 @@ import (
 	"sync/atomic"
 )
 
-// Host buffers are kept for the next caller in classes of powers of two. Smaller ones are not worth it, larger ones
-// would keep too much memory.
+// Host buffers are pooled in classes of powers of two. Smaller buffers are not worth pooling, and larger ones would
+// keep too much memory.
 const (
 	minBufferShift = 12
 	maxBufferShift = 24
 )
 
-// buffers keeps host buffers. The garbage collector empties the pools of what nobody takes.
+// buffers pools host buffers. The garbage collector frees unused ones.
 type buffers struct {
 	poison bool // immutable
 	pools  [maxBufferShift - minBufferShift + 1]sync.Pool
 }
 
-// get returns n bytes with anything in them. They must not be used after giveBack, of which every call but the first
-// does nothing.
+// get returns n bytes with arbitrary contents. They must not be used after giveBack. Only the first call of giveBack
+// has an effect.
 func (b *buffers) get(n int) (buf []byte, giveBack func()) {
 	whole, pool := b.take(n)
 	buf = (*whole)[:n:n]
@@ -38,7 +38,7 @@ func (b *buffers) get(n int) (buf []byte, giveBack func()) {
 	}
 }
 
-// take returns at least n bytes and the pool that they go to afterwards, nil where they are too many to keep.
+// take returns at least n bytes and the pool that they go back to; nil if they are too many to keep.
 func (b *buffers) take(n int) (whole *[]byte, pool *sync.Pool) {
 	if n > 1<<maxBufferShift {
 		p := make([]byte, n)

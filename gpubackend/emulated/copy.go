@@ -30,7 +30,7 @@ func (d *device) ownPages(mem gpubackend.Memory, off int64, n int) (*memory, err
 	return d.own(mem, off, int64(n)<<page.Shift)
 }
 
-// part is a piece of memory and what it is copied from or to: the host's, or a peer's.
+// part is a piece of memory, and the host's or a peer's memory that it is copied from or to.
 type part struct {
 	mem  []byte
 	host []byte
@@ -48,8 +48,8 @@ func cut(parts []part, p part) []part {
 	return parts
 }
 
-// bundle groups parts into pieces of about pieceSize, so that many small copies are one piece of work. It returns the
-// index after each piece's last part.
+// bundle groups parts into pieces of about pieceSize, so that many small copies become one piece of work. It returns
+// the index after each piece's last part.
 func bundle(parts []part) (ends []int) {
 	size := 0
 	for i, p := range parts {
@@ -95,14 +95,14 @@ func inBundles(ctx context.Context, parts []part, one func(part)) error {
 	})
 }
 
-// CopyIn is a plain copy, wide stores included: it is not for pages that another process may be storing into, which
-// Patch is for.
+// CopyIn is a plain copy with wide stores. It is not for pages that another process may be storing into: use Patch
+// there.
 func (d *device) CopyIn(ctx context.Context, pieces []gpubackend.Copy) error {
 	return d.copyPieces(ctx, pieces, func(p part) { copy(p.mem, p.host) })
 }
 
-// CopyOut reads memory that others may be storing into. Each byte is one that the memory had during the call; two
-// bytes may be from different moments.
+// CopyOut reads memory that other processes may be storing into. Each byte is one that the memory had during the call;
+// two bytes may be from different moments.
 func (d *device) CopyOut(ctx context.Context, pieces []gpubackend.Copy) error {
 	return d.copyPieces(ctx, pieces, func(p part) { copy(p.host, p.mem) })
 }
@@ -134,7 +134,7 @@ func (d *device) CopyPeer(ctx context.Context, pieces []gpubackend.PeerCopy) err
 	return inBundles(ctx, parts, func(p part) { copy(p.mem, p.host) })
 }
 
-// leastHole is the bytes from which making a hole is faster than storing zeros.
+// leastHole is the size from which punching a hole is faster than storing zeros.
 const leastHole = 64 << 10
 
 func (d *device) Zero(ctx context.Context, mem gpubackend.Memory, off, n int64) error {
@@ -149,7 +149,7 @@ func (d *device) Zero(ctx context.Context, mem gpubackend.Memory, off, n int64) 
 	m := mem.(*memory)
 	mask := int64(unix.Getpagesize() - 1)
 	if from, to := (off+mask)&^mask, (off+n)&^mask; to-from >= leastHole && !d.poison {
-		// Zeros take no memory as holes, and what is one already costs nothing.
+		// A hole takes no memory, and punching an existing hole costs nothing.
 		const punch = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
 		if unix.Fallocate(int(m.file.Fd()), punch, from, to-from) == nil {
 			clear(m.data[off:from])

@@ -11,10 +11,10 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// Granularity is that of an emulated device unless Options say otherwise: the huge page that GPUs have.
+// Granularity is the default granularity of an emulated device: the huge page of GPUs.
 const Granularity = 2 << 20
 
-// Options say what a device is like.
+// Options describe a device.
 type Options struct {
 	// Ordinal is the number that clients name the device by.
 	Ordinal int
@@ -23,15 +23,15 @@ type Options struct {
 	// Granularity is a power of two and at least the page size of the machine and of package page; 0 means the
 	// constant of that name.
 	Granularity int64
-	// Poison fills memory with a pattern in Alloc and Free, and host buffers when they are given back, so that a test
-	// sees who uses them unfilled or too late. Memory is then touched as soon as it is allocated.
+	// Poison fills memory with a pattern in Alloc and Free, and host buffers when they are given back. So a test
+	// notices uses of unfilled or freed memory. Memory is then touched as soon as it is allocated.
 	Poison bool
-	// CopyEngines has the device say that it has some, so that it is used as a GPU is. It has none.
+	// CopyEngines makes the device claim copy engines, so that it is used like a GPU. It has none.
 	CopyEngines bool
-	// WritableExports has whoever is given memory for reading be able to store into it, as with GPUs.
+	// WritableExports lets processes store into memory that was exported for reading, as with GPUs.
 	WritableExports bool
-	// Taken, if it is not nil, returns how many bytes other programs have of the device, which has Total then, Memory
-	// included. nil: there are no others, and Free goes by the host's memory.
+	// Taken, if it is not nil, returns how many bytes of the device other programs use. The device then has Total
+	// bytes, including Memory. If Taken is nil, there are no other programs, and Free goes by the host's memory.
 	Taken func() int64
 	Total int64
 	// Key is the key of the digests; nil stands for gpubackend.SharedKey.
@@ -56,12 +56,12 @@ type device struct {
 	used     int64 // protected by mu; that of lingering included
 	memories int   // protected by mu; Memory not freed
 	closed   bool  // protected by mu
-	// lingering was freed, and other processes have it still. Protected by mu.
+	// lingering has memory that was freed and that other processes still have. Protected by mu.
 	lingering []*memory
 }
 
-// New returns a device. It takes nothing from the host but some kilobytes, starts nothing, and fails for options that
-// make no sense or where no key can be drawn.
+// New returns a device. It takes only some kilobytes of the host's memory, and starts nothing. It fails if the options
+// make no sense, or if no key can be drawn.
 func New(o Options) (gpubackend.Device, error) {
 	if o.Granularity == 0 {
 		o.Granularity = Granularity
@@ -125,8 +125,8 @@ func (d *device) SetBudget(bytes int64) {
 	d.budget = bytes
 }
 
-// Free returns what the host has, without what the device uses of it: the kernel takes care of the host's memory, and
-// who uses how much of it changes by the second.
+// Free returns the host's memory minus what the device uses. It does not subtract what other programs use: the kernel
+// manages the host's memory, and its use changes by the second.
 func (d *device) Free() (int64, error) {
 	if d.taken != nil {
 		return max(d.total-d.taken()-d.Used(), 0), nil
@@ -138,7 +138,7 @@ func (d *device) Free() (int64, error) {
 	return int64(host.Totalram)*int64(host.Unit) - d.Used(), nil
 }
 
-// linger counts a freed memory as used until nobody has it.
+// linger counts freed memory as used until no other process has it.
 func (d *device) linger(m *memory) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -149,7 +149,7 @@ func (d *device) linger(m *memory) {
 	}
 }
 
-// reapLocked stops counting freed memory that nobody has any more.
+// reapLocked stops counting freed memory that no process has any more.
 func (d *device) reapLocked() {
 	d.lingering = slices.DeleteFunc(d.lingering, func(m *memory) bool {
 		held, _ := heldByOthers(m.file)
@@ -165,7 +165,7 @@ func (d *device) dropLocked(m *memory) {
 	d.used -= m.size
 }
 
-// letGoLocked stops counting all of it.
+// letGoLocked stops counting all lingering memory.
 func (d *device) letGoLocked() {
 	for _, m := range d.lingering {
 		d.dropLocked(m)
@@ -216,7 +216,7 @@ func (d *device) count() error {
 	return nil
 }
 
-// reserve takes size bytes off the budget before they are asked of the host, so that concurrent calls cannot exceed it.
+// reserve takes size bytes off the budget before the host is asked for them, so that concurrent calls cannot exceed it.
 func (d *device) reserve(size int64) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -33,7 +33,7 @@ func alloc(t testing.TB, d gpubackend.Device, size int64) gpubackend.Memory {
 	return m
 }
 
-// TestTaken: what others have of a device is neither free nor to be had.
+// TestTaken: memory that other programs use is neither free nor allocatable.
 func TestTaken(t *testing.T) {
 	const m = emulated.Granularity
 	taken := int64(2 * m)
@@ -80,8 +80,8 @@ func TestKeys(t *testing.T) {
 	require.Same(t, own, open(t, emulated.Options{Memory: 1 << 30, Key: own}).Key())
 }
 
-// TestUnusedDevicesCostNothing opens more devices than a machine has: no memory worth speaking of, no goroutine, no
-// descriptor and no address space.
+// TestUnusedDevicesCostNothing opens more devices than any machine has. They take hardly any memory, and no goroutine,
+// descriptor or address space.
 func TestUnusedDevicesCostNothing(t *testing.T) {
 	const devices = 160
 	open(t, emulated.Options{Memory: 1 << 40}) // whatever the first one needs of the runtime
@@ -96,7 +96,7 @@ func TestUnusedDevicesCostNothing(t *testing.T) {
 	require.Less(t, after.virtual-before.virtual, int64(256<<20), "Go reserves addresses for its heap in large steps")
 }
 
-// TestUntouchedMemoryCostsNothing allocates what no host has.
+// TestUntouchedMemoryCostsNothing allocates more than any host has.
 func TestUntouchedMemoryCostsNothing(t *testing.T) {
 	d := open(t, emulated.Options{Memory: 4 << 40})
 	before := cost(t)
@@ -156,7 +156,7 @@ func cost(t *testing.T) (c costs) {
 	return c
 }
 
-// TestExportsAreSealed does what an importer could do to make the daemon's loads fail, and what may be done.
+// TestExportsAreSealed tries what an importer could do to make the daemon's loads fail, and what it may do.
 func TestExportsAreSealed(t *testing.T) {
 	d := open(t, emulated.Options{Memory: 1 << 30})
 	m := alloc(t, d, 2<<20)
@@ -236,7 +236,7 @@ func TestPoison(t *testing.T) {
 	}
 }
 
-// TestHostOutOfDescriptors is the host's lack, which is no reason to fail otherwise than for lack of memory.
+// TestHostOutOfDescriptors: if the host has no descriptor left, Alloc fails as if it had no memory.
 func TestHostOutOfDescriptors(t *testing.T) {
 	d := open(t, emulated.Options{Memory: 1 << 30})
 	m := alloc(t, d, 2<<20)

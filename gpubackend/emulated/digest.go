@@ -10,7 +10,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// pagesAPiece is the pages of which the digests are taken between two looks at the context.
+// pagesAPiece is the number of pages digested between two checks of the context.
 const pagesAPiece = pieceSize >> page.Shift
 
 func (d *device) Digests(ctx context.Context, mem gpubackend.Memory, off int64, out []gpubackend.Digest) error {
@@ -27,7 +27,7 @@ func (d *device) Digests(ctx context.Context, mem gpubackend.Memory, off int64, 
 	})
 }
 
-// stretch is a part of a scan that one goroutine does.
+// stretch is the part of a scan that one goroutine handles.
 type stretch struct {
 	scan     int // which scan
 	from, to int // its pages, counted from the scan's first
@@ -35,8 +35,8 @@ type stretch struct {
 	modified []page.Range
 }
 
-// appendHole appends the pages [from, to) of a scan that the memfd has nothing of: they are zeros, and looking at them
-// would fill them with zeros.
+// appendHole appends the pages [from, to) of a scan that are a hole of the memfd. They are zeros; reading them would
+// allocate memory.
 func appendHole(stretches []stretch, scan int, agreed []gpubackend.Digest, from, to int,
 	zero gpubackend.Digest) []stretch {
 	if from == to {
@@ -51,10 +51,10 @@ func appendHole(stretches []stretch, scan int, agreed []gpubackend.Digest, from,
 	return append(stretches, x)
 }
 
-// fewPages is the most pages that are looked at without asking which of them the memfd has.
+// fewPages is the number of pages up to which a scan does not ask which of them the memfd has.
 const fewPages = 16
 
-// eachData calls fn for the runs of n pages at off that the memfd may have something of, counted from the first.
+// eachData calls fn for those runs of the n pages at off that are no hole of the memfd, counted from the first page.
 func (m *memory) eachData(off int64, n int, fn func(from, to int)) {
 	end := off + int64(n)<<page.Shift
 	for at := off; at < end; {

@@ -12,7 +12,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 )
 
-// The patterns of Options.Poison. Neither is a byte that text or small numbers are made of.
+// The patterns of Options.Poison. Neither byte occurs in text or small numbers.
 const (
 	poisonAlloc  = 0xa5
 	poisonFree   = 0xdb
@@ -26,8 +26,8 @@ type memory struct {
 	size int64
 	host bool // it stands for memory of the host, which is not counted
 
-	// data is the mapping. Who is counted in users may load and store; the last one out of a freed memory unmaps it.
-	// Other processes store into it at any time.
+	// data is the mapping. Calls that are counted in users may load and store; the last one to leave a freed memory
+	// unmaps it. Other processes store into it at any time.
 	data []byte
 
 	mu       sync.Mutex
@@ -56,8 +56,8 @@ func newMemory(d *device, size int64, host bool) (*memory, error) {
 	return &memory{dev: d, size: size, host: host, data: data, file: os.NewFile(uintptr(fd), "memfd:gaiafs")}, nil
 }
 
-// createMemfd makes a memfd that cannot be executed: some systems allow no other (vm.memfd_noexec, sysctl(5)), and
-// Linux before 6.3 knows no such thing.
+// createMemfd makes a memfd that cannot be executed: some systems allow no other (vm.memfd_noexec, sysctl(5)). Linux
+// before 6.3 does not have that flag.
 func createMemfd(name string) (int, error) {
 	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	fd, err := unix.MemfdCreate(name, flags|unix.MFD_NOEXEC_SEAL)
@@ -72,14 +72,14 @@ func createMemfd(name string) (int, error) {
 
 // mapMemfd gives a memfd its size for good and maps it.
 func mapMemfd(fd int, size int64) ([]byte, error) {
-	// Nobody but the daemon's own user may open the memfd again through /proc.
+	// Only the daemon's own user may open the memfd again through /proc.
 	if err := unix.Fchmod(fd, 0o600); err != nil {
 		return nil, hostError("protect a memfd", err)
 	}
 	if err := unix.Ftruncate(fd, size); err != nil {
 		return nil, hostError("size a memfd", err)
 	}
-	// An importer that could shrink it would make the daemon die of SIGBUS.
+	// If an importer could shrink it, the daemon would die of SIGBUS.
 	const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
 		return nil, hostError("seal a memfd", err)
@@ -91,7 +91,7 @@ func mapMemfd(fd int, size int64) ([]byte, error) {
 	return data, nil
 }
 
-// hostError is ErrNoMemory where the host has no memory or descriptor left.
+// hostError returns ErrNoMemory if the host has no memory or descriptor left.
 func hostError(what string, err error) error {
 	switch {
 	case errors.Is(err, unix.ENOMEM), errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE),
@@ -117,8 +117,8 @@ func (m *memory) Export(writable bool) (*os.File, error) {
 	return m.exportLocked(&m.readOnly, unix.O_RDONLY)
 }
 
-// exportLocked opens the memfd again, unless it has: a duplicate would share its access mode, and could not be told
-// from it (heldBy).
+// exportLocked opens the memfd again, unless it did so before. A duplicate would share the memfd's access mode, and
+// heldByOthers could not tell it from the memfd.
 func (m *memory) exportLocked(at **os.File, mode int) (*os.File, error) {
 	if *at == nil {
 		fd, err := reopen(m.file, mode)
@@ -157,10 +157,10 @@ func reopen(file *os.File, mode int) (int, error) {
 	return unix.Open(fmt.Sprintf("/proc/self/fd/%d", file.Fd()), mode|unix.O_CLOEXEC, 0)
 }
 
-// heldByOthers reports whether somebody has a memfd open by what reopen returned, or mapped. The kernel knows: it
-// grants a lease for writing (fcntl(2)) only to who is alone in having a file open, and a mapping keeps the file open
-// that it was made with. It does not count the descriptor that memfd_create returned, and mappings made with it. known
-// is false where there are no leases.
+// heldByOthers reports whether any process has a memfd open through a descriptor of reopen, or mapped. The kernel knows
+// that: it grants a lease for writing (fcntl(2)) only if nobody else has the file open, and a mapping keeps its file
+// open. The kernel does not count the descriptor that memfd_create returned, nor mappings made with it. known is false
+// if there are no leases.
 func heldByOthers(file *os.File) (held, known bool) {
 	fd, err := reopen(file, unix.O_RDONLY)
 	if err != nil {
@@ -207,7 +207,7 @@ func (m *memory) Free() error {
 	if idle != nil {
 		<-idle
 	}
-	// Nobody is let in any more, so everything is this call's now.
+	// No call is let in any more, so this call owns everything now.
 	if m.dev.poison {
 		fill(m.data, poisonFree)
 	}
@@ -228,7 +228,7 @@ func (m *memory) Free() error {
 	return err
 }
 
-// fill stores b into all of p, by copies that double.
+// fill stores b into all of p, by copies of doubling size.
 func fill(p []byte, b byte) {
 	if len(p) == 0 {
 		return

@@ -8,7 +8,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// patchesAPiece is the patches between two looks at the context.
+// patchesAPiece is the number of patches between two checks of the context.
 const patchesAPiece = pieceSize >> page.Shift
 
 func (d *device) Patch(ctx context.Context, patches []gpubackend.Patch) error {
@@ -32,9 +32,9 @@ func (d *device) Patch(ctx context.Context, patches []gpubackend.Patch) error {
 	})
 }
 
-// patch is the kernel of Patch. Other processes may be storing into dst. Each byte has a store of its own behind a
-// branch of its own, so that the compiler cannot make one store of neighbours: a wider one would bring back what a
-// neighbour was before somebody's store. Base and Next belong to the caller and do not change.
+// patch is the kernel of Patch. Other processes may be storing into dst. Each byte has its own store behind its own
+// branch, so that the compiler cannot join stores of neighbours: a wider store would undo another process's store into
+// a neighbour. Base and Next belong to the caller and do not change.
 func patch(dst []byte, p *gpubackend.Patch) {
 	changed := p.Differing()
 	changed.Each(func(from, to int) {

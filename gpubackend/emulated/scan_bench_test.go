@@ -17,7 +17,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// BenchmarkModified finds the modified pages of 1 GiB of which 1 % are modified, and beside it, in turns, compares the
+// BenchmarkModified finds the modified pages of 1 GiB, of which 1 % are modified. In turns with that, it compares the
 // same memory with a copy by memcmp (bytes.Equal, a page at a time) on as many cores. It reports the medians of both
 // and their ratio, which must stay below 1.5.
 func BenchmarkModified(b *testing.B) {
@@ -47,7 +47,7 @@ func BenchmarkModified(b *testing.B) {
 	}
 	require.NoError(b, d.CopyIn(ctx, changes))
 
-	// memcmp's side has the device's memory as a client maps it.
+	// The side of memcmp maps the device's memory as a client does.
 	rw, err := m.Export(true)
 	require.NoError(b, err)
 	mem, err := unix.Mmap(int(rw.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)

@@ -9,11 +9,11 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 )
 
-// pieceSize is the bytes that are worked on between two looks at the context, and the least that is worth a goroutine.
+// pieceSize is the number of bytes between two checks of the context, and the least that is worth a goroutine.
 const pieceSize = 1 << 20
 
-// inPieces calls do for the pieces 0 to n-1, on several goroutines where there is more than one, and returns when all
-// of them have ended. When ctx ends no further piece is begun, and its error is returned.
+// inPieces calls do for the pieces 0 to n-1, on several goroutines if there is more than one piece, and returns when
+// all calls have ended. When ctx ends, it begins no further piece, and returns the error of ctx.
 func inPieces(ctx context.Context, n int, do func(piece int)) error {
 	var next atomic.Int64
 	work := func() {
@@ -34,7 +34,7 @@ func inPieces(ctx context.Context, n int, do func(piece int)) error {
 	return ctx.Err()
 }
 
-// use lets a call into the memories that own gives for 0 to n-1, each as often as it is given.
+// use lets a call into the memories that own returns for 0 to n-1, each as often as it is returned.
 func (d *device) use(n int, own func(i int) (*memory, error)) (done func(), err error) {
 	if d.isClosed() {
 		return nil, gpubackend.ErrClosed

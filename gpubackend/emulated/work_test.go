@@ -20,7 +20,7 @@ func TestInPieces(t *testing.T) {
 	}
 }
 
-// TestInPiecesUsesProcessors has two pieces wait for each other, which takes two goroutines.
+// TestInPiecesUsesProcessors: two pieces wait for each other, which needs two goroutines.
 func TestInPiecesUsesProcessors(t *testing.T) {
 	setProcessors(t, 2)
 	var both sync.WaitGroup

@@ -13,7 +13,7 @@ import (
 // Op is a method of Device or Memory that can fail.
 type Op uint8
 
-// The methods, those of Memory under their own names.
+// The methods of Device and Memory.
 const (
 	Alloc Op = iota
 	AllocHost
@@ -38,7 +38,7 @@ func (o Op) String() string {
 	}[o]
 }
 
-// Device is a gpubackend.Device that fails as a test wants it.
+// Device is a gpubackend.Device that fails when a test tells it to.
 type Device struct {
 	inner gpubackend.Device // immutable
 
@@ -57,8 +57,8 @@ var _ gpubackend.Device = (*Device)(nil)
 // Wrap returns a Device that passes everything on to d, which then belongs to it.
 func Wrap(d gpubackend.Device) *Device { return &Device{inner: d} }
 
-// Fail makes the nth call of op from now on fail with err, the next one being the first. Other calls are not affected.
-// It panics if n is less than 1.
+// Fail makes the nth call of op from now on fail with err; the next call is the first. Other calls are not affected.
+// Fail panics if n is less than 1.
 func (d *Device) Fail(op Op, n int, err error) {
 	if n < 1 {
 		panic("faulty: calls are counted from 1")
@@ -71,8 +71,8 @@ func (d *Device) Fail(op Op, n int, err error) {
 	d.fail[op][d.calls[op]+n] = err
 }
 
-// Lose makes every call from now on fail with ErrDeviceLost, those that wait behind a Gate included. Free, Close, Info,
-// Key and Used go on as before: what the host holds of a lost device is given back as usual.
+// Lose makes every call from now on fail with ErrDeviceLost, including calls that wait behind a Gate. Free, Close,
+// Info, Key and Used work as before, so the host's resources of a lost device are given back as usual.
 func (d *Device) Lose() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -99,14 +99,14 @@ func (d *Device) Hold(op Op) *Gate {
 	return g
 }
 
-// Slow makes every call of op from now on take so much longer.
+// Slow makes every call of op from now on take longer by that time.
 func (d *Device) Slow(op Op, by time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.slow[op] = by
 }
 
-// Gate holds up the calls of one Op: a slow device, of which a test says for how long.
+// Gate holds up the calls of one Op: a slow device, for as long as a test wants.
 type Gate struct {
 	dev     *Device
 	op      Op
@@ -118,7 +118,7 @@ type Gate struct {
 // Arrived is closed once a call waits behind the Gate.
 func (g *Gate) Arrived() <-chan struct{} { return g.arrived }
 
-// Open lets the waiting calls and all later ones pass. Calls but the first do nothing.
+// Open lets the waiting calls and all later ones pass. Only the first Open has an effect.
 func (g *Gate) Open() {
 	g.dev.mu.Lock()
 	defer g.dev.mu.Unlock()
@@ -128,7 +128,7 @@ func (g *Gate) Open() {
 	}
 }
 
-// enter is what a call of op does first. The call is passed on only where it returns nil.
+// enter is the first step of each call of op. The call is passed on only if enter returns nil.
 func (d *Device) enter(ctx context.Context, op Op) error {
 	d.mu.Lock()
 	d.calls[op]++
@@ -155,26 +155,26 @@ func (d *Device) enter(ctx context.Context, op Op) error {
 	return err
 }
 
-// Info returns that of the wrapped device.
+// Info returns the Info of the wrapped device.
 func (d *Device) Info() gpubackend.Info { return d.inner.Info() }
 
-// Key returns that of the wrapped device.
+// Key returns the key of the wrapped device.
 func (d *Device) Key() *gpubackend.DigestKey { return d.inner.Key() }
 
-// Used returns that of the wrapped device.
+// Used returns the used bytes of the wrapped device.
 func (d *Device) Used() int64 { return d.inner.Used() }
 
-// SetBudget sets that of the wrapped device.
+// SetBudget sets the budget of the wrapped device.
 func (d *Device) SetBudget(bytes int64) { d.inner.SetBudget(bytes) }
 
-// SetFree has Free return so many bytes less what the wrapped device uses, as if other programs had the rest.
+// SetFree makes Free return total minus what the wrapped device uses, as if other programs had the rest.
 func (d *Device) SetFree(total int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.total = total
 }
 
-// Free returns that of the wrapped device, unless SetFree says otherwise.
+// Free returns the free bytes of the wrapped device, or those that follow from SetFree.
 func (d *Device) Free() (int64, error) {
 	d.mu.Lock()
 	total := d.total
@@ -228,7 +228,7 @@ func (d *Device) CopyOut(ctx context.Context, pieces []gpubackend.Copy) error {
 	return d.inner.CopyOut(ctx, d.unwrapCopies(pieces))
 }
 
-// CopyPeer is the Op of that name. What it copies from may be memory of another Device of this package.
+// CopyPeer is the Op of that name. The sources may be memory of another Device of this package.
 func (d *Device) CopyPeer(ctx context.Context, pieces []gpubackend.PeerCopy) error {
 	if err := d.enter(ctx, CopyPeer); err != nil {
 		return err
@@ -265,8 +265,8 @@ func (d *Device) Patch(ctx context.Context, patches []gpubackend.Patch) error {
 	return d.inner.Patch(ctx, inner)
 }
 
-// Inner returns the device that is wrapped, and what mem is to it. What a program does with its memory goes there:
-// faults and gates are for whoever has the Device.
+// Inner returns the wrapped device, and its own Memory for mem. Accesses of client programs go there, because faults
+// and gates are only for users of the Device.
 func (d *Device) Inner(mem gpubackend.Memory) (gpubackend.Device, gpubackend.Memory) {
 	return d.inner, d.unwrap(mem)
 }
@@ -306,7 +306,7 @@ func (d *Device) HostBuffer(n int) (buf []byte, giveBack func(), err error) {
 	return d.inner.HostBuffer(n)
 }
 
-// BufferSizes returns the sizes that HostBuffer was asked for since the last call, with how often.
+// BufferSizes returns the sizes that HostBuffer was asked for since the last call, and how often.
 func (d *Device) BufferSizes() (sizes map[int]int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -323,7 +323,7 @@ func (d *Device) unwrapCopies(pieces []gpubackend.Copy) []gpubackend.Copy {
 	return inner
 }
 
-// unwrap returns what the wrapped device knows m as. Memory of others it knows no better than this one does.
+// unwrap returns the wrapped device's own Memory for m. It returns memory of other devices unchanged.
 func (d *Device) unwrap(m gpubackend.Memory) gpubackend.Memory {
 	if own, ok := m.(*memory); ok && own.dev == d {
 		return own.inner

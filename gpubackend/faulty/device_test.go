@@ -24,7 +24,7 @@ func wrap(t *testing.T) *faulty.Device {
 	return faulty.Wrap(d)
 }
 
-// TestConformance shows that a Device of which nothing is asked is like the one it wraps.
+// TestConformance shows that a Device without faults behaves like the device that it wraps.
 func TestConformance(t *testing.T) {
 	conformance.Run(t, func(t *testing.T) gpubackend.Device { return wrap(t) })
 }
