@@ -25,7 +25,7 @@ func errorIs(t testing.TB, err, target error) bool {
 	return true
 }
 
-// testCopies copies pieces of any size and alignment to and fro, and keeps a copy of what must be where.
+// testCopies copies pieces of any size and alignment in both directions, and compares them with a model of the memory.
 func testCopies(f *fixture) {
 	size := 2 * f.info.Granularity
 	mems := []gpubackend.Memory{f.alloc(size), f.alloc(size), f.alloc(size)}
@@ -37,7 +37,7 @@ func testCopies(f *fixture) {
 	for range 30 {
 		var pieces []gpubackend.Copy
 		for range f.rnd.IntN(40) {
-			// In disjoint slots, since pieces of one call may be copied in any order.
+			// In disjoint slots, because pieces of one call may be copied in any order.
 			slot := int64(len(pieces)) * (size / 40)
 			off := slot + f.rnd.Int64N(size/80)
 			n := f.rnd.Int64N(size / 80)
@@ -174,7 +174,7 @@ func testContext(f *fixture) {
 	require.NoError(f, m.Free(), "an abandoned call holds nothing")
 }
 
-// testParallelUse has goroutines work on pages of their own of one memory, by every call.
+// testParallelUse runs goroutines that each work on their own pages of one memory, with every call.
 func testParallelUse(f *fixture) {
 	const workers, pages = 8, 64
 	m := f.alloc(workers * pages * page.Size)
@@ -210,8 +210,8 @@ func testParallelUse(f *fixture) {
 	wg.Wait()
 }
 
-// testCopiesOfManyBuffers copies between one run of device memory and host buffers in the order of their addresses:
-// they often lie side by side, and are none the less memory of their own.
+// testCopiesOfManyBuffers copies between one run of device memory and host buffers in the order of their addresses. The
+// buffers are often adjacent, but are separate allocations.
 func testCopiesOfManyBuffers(f *fixture) {
 	const n = 1 << 20
 	size := max(f.info.Granularity, 8*n)
@@ -242,8 +242,8 @@ func testCopiesOfManyBuffers(f *fixture) {
 	}
 }
 
-// testScatteredPages copies many single pages, and small runs of them, between here and there on the device and buffers
-// of either kind, alone and along with large and odd pieces.
+// testScatteredPages copies many single pages, and small runs of pages, between scattered places on the device and both
+// kinds of host memory, alone and together with large and odd pieces.
 func testScatteredPages(f *fixture) {
 	const count, size = 2600, 12 << 20
 	mems := []gpubackend.Memory{f.alloc(size), f.alloc(size), f.alloc(4 << 20)}

@@ -24,7 +24,7 @@ func testPeerCopies(f *fixture) {
 	whole := gpubackend.PeerCopy{Mem: m, From: source, N: size}
 	err = f.dev.CopyPeer(f.ctx, []gpubackend.PeerCopy{whole})
 	if err != nil {
-		// There may be no way, but then that is what is said.
+		// There may be no direct way, but then the error says so.
 		require.ErrorIs(f, err, gpubackend.ErrNoPeer)
 		require.True(f, bytes.Equal(want, f.read(m, 0, size)), "memory as it was")
 		f.Skipf("not between these devices: %v", err)

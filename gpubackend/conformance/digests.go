@@ -10,7 +10,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// patched is what Patch promises, one byte after the other.
+// patched is the contract of Patch, byte by byte.
 func patched(mem, base, next []byte) []byte {
 	out := slices.Clone(mem)
 	for i := range out {
@@ -21,7 +21,7 @@ func patched(mem, base, next []byte) []byte {
 	return out
 }
 
-// testPatch patches pages that are partly as in base and partly not, more of them than a batch may hold.
+// testPatch patches pages that are partly as in base, and more pages than fit into a batch.
 func testPatch(f *fixture) {
 	const pages = 700
 	m := f.alloc(pages * page.Size)
@@ -56,7 +56,7 @@ func testPatch(f *fixture) {
 	require.NoError(f, f.dev.Patch(f.ctx, nil))
 }
 
-// patches has m be mem and patches each of its pages from base to next, in any order.
+// patches stores mem into m, and patches each of its pages from base to next, in any order.
 func (f *fixture) patches(m gpubackend.Memory, mem, base, next []byte, patches []gpubackend.Patch) {
 	f.write(m, 0, mem)
 	f.rnd.Shuffle(len(patches), func(a, b int) { patches[a], patches[b] = patches[b], patches[a] })
@@ -68,8 +68,7 @@ func (f *fixture) patches(m gpubackend.Memory, mem, base, next []byte, patches [
 	}
 }
 
-// testPatchOfGranules patches pages of which little differs, or all: with and without being told where, in more rounds
-// than one.
+// testPatchOfGranules patches pages that differ a little or everywhere, with and without Changed, in several rounds.
 func testPatchOfGranules(f *fixture) {
 	const pages = 3000
 	m := f.alloc(pages * page.Size)
@@ -107,8 +106,8 @@ func testPatchOfGranules(f *fixture) {
 	f.patches(m, mem, base, next, patches)
 }
 
-// testPatchOfAgreed patches pages whose digest the device is told, of which some are as they were, in more rounds than
-// one: from memory that is page-locked, and other memory.
+// testPatchOfAgreed patches pages with an agreed digest, some of them unchanged, in several rounds, from page-locked
+// and from other memory.
 func testPatchOfAgreed(f *fixture) {
 	const pages = 5000
 	m := f.alloc(pages * page.Size)
@@ -161,7 +160,7 @@ func testDigests(f *fixture) {
 	}
 }
 
-// testModified changes single bits in some pages: exactly these are found, in as few ranges as there can be.
+// testModified changes single bits in some pages. Exactly these pages are found, in as few ranges as possible.
 func testModified(f *fixture) {
 	const pages = 1500
 	mems := []gpubackend.Memory{f.alloc(pages * page.Size), f.alloc(pages * page.Size)}

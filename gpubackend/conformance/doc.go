@@ -1,5 +1,5 @@
-// Package conformance is the test that every device of package gpubackend passes: all that the interfaces Device and
-// Memory promise, also towards other processes that map the memory and store into it.
+// Package conformance is the test suite that every device of package gpubackend passes. It tests all contracts of the
+// interfaces Device and Memory, including those for other processes that map the memory and store into it.
 //
 // # Use
 //
@@ -9,16 +9,16 @@
 //
 //	func TestConformance(t *testing.T) { conformance.Run(t, open) }
 //
-// Run starts the test binary again for the other processes, which Main recognises by an environment variable and
-// serves instead of running tests. An Import says how such a process maps an exported descriptor.
+// Run starts the test binary again for the other processes. Main recognises these by an environment variable, and
+// serves requests there instead of running tests. An Import maps an exported descriptor in such a process.
 //
 // # Ownership
 //
-// open returns a new device every time; several are open at once, never more than two. Run frees what it allocates
-// and closes every device, which must then succeed.
+// open returns a new device each time; at most two are open at once. Run frees everything that it allocates and closes
+// every device, and Close must succeed then.
 //
 // # What it does not do
 //
-// It measures no speed, and knows nothing of how a backend makes its memory: what only one backend promises is tested
-// beside it.
+// It measures no speed, and does not know how a backend makes its memory. Contracts of a single backend are tested in
+// its own package.
 package conformance

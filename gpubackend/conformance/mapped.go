@@ -7,23 +7,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// View is an exported Memory as another process has it.
+// View is an exported Memory in another process.
 type View interface {
 	// Load reads len(p) bytes at off.
 	Load(p []byte, off int64) error
 	// Store writes p at off. On a view for reading it fails and stores nothing.
 	Store(p []byte, off int64) error
-	// Stamp stores value into n bytes, stride apart, the first at off, each by a store of its own.
+	// Stamp stores value into n bytes, stride apart, the first at off, each by a separate store.
 	Stamp(value byte, off, stride int64, n int) error
 	// Close unmaps the memory.
 	Close() error
 }
 
-// Import maps size bytes of a descriptor that Export returned. With writable, but a descriptor exported for reading,
-// it must fail, or Store must, unless the backend is allowed ReadOnlyIsAdvice.
+// Import maps size bytes of a descriptor that Export returned. If writable is true and the descriptor was exported for
+// reading, Import or Store must fail, unless the backend is allowed ReadOnlyIsAdvice.
 type Import func(f *os.File, size int64, writable bool) (View, error)
 
-// MapShared is the Import of memory that mmap can map.
+// MapShared is the Import for memory that mmap can map.
 func MapShared(f *os.File, size int64, writable bool) (View, error) {
 	prot := unix.PROT_READ
 	if writable {
@@ -36,7 +36,7 @@ func MapShared(f *os.File, size int64, writable bool) (View, error) {
 	return &mapped{data, writable}, nil
 }
 
-// mapped is shared memory: others store into it at any time.
+// mapped is shared memory: other processes store into it at any time.
 type mapped struct {
 	data     []byte
 	writable bool
@@ -51,7 +51,7 @@ func (v *mapped) Load(p []byte, off int64) error {
 
 func (v *mapped) Store(p []byte, off int64) error {
 	if !v.writable {
-		// Without asking for it there is no writing, either.
+		// A mapping that was not made writable must not become writable either.
 		if err := unix.Mprotect(v.data, unix.PROT_READ|unix.PROT_WRITE); err != nil {
 			return errors.Join(errReadOnlyView, err)
 		}

@@ -85,7 +85,7 @@ func testBudget(f *fixture) {
 	require.NoError(f, f.alloc(g).Free())
 }
 
-// testHostMemory has memory of the host do what the device's own does, and take nothing of its budget.
+// testHostMemory: memory of the host works like the device's own, and takes nothing of its budget.
 func testHostMemory(f *fixture) {
 	g := f.info.Granularity
 	for _, size := range []int64{0, -g, g + 1, g / 2} {
@@ -118,7 +118,7 @@ func testHostMemory(f *fixture) {
 	require.Equal(f, 2*g, f.dev.Used())
 }
 
-// testBudgetAtOnce has more callers than there is memory for: as many succeed as fit.
+// testBudgetAtOnce has more callers than the memory suffices for: as many succeed as fit.
 func testBudgetAtOnce(f *fixture) {
 	g := f.info.Granularity
 	rest := 8*g + f.info.Memory%g
@@ -174,7 +174,7 @@ func testBudgetUnderChurn(f *fixture) {
 	require.Equal(f, f.info.Memory/g*g-4*g, f.dev.Used())
 }
 
-// testZeroed uses memory up and allocates again: what claims to be zeros is, whoever had it before.
+// testZeroed uses all memory up and allocates again: memory that claims to be zeros is zeros.
 func testZeroed(f *fixture) {
 	g := f.info.Granularity
 	zeros := make([]byte, g)
@@ -196,7 +196,7 @@ func testZeroed(f *fixture) {
 	}
 }
 
-// uses calls everything that takes a Memory.
+// uses makes every call that takes a Memory.
 func (f *fixture) uses(m gpubackend.Memory) map[string]error {
 	p, sums := make([]byte, page.Size), make([]gpubackend.Digest, 1)
 	_, ro := m.Export(false)
@@ -228,7 +228,7 @@ func testFreed(f *fixture) {
 	for name, err := range f.uses(other) {
 		require.NoError(f, err, name)
 	}
-	// A call with one freed memory among others does nothing at all.
+	// If one of its memories is freed, a call does nothing at all.
 	f.write(other, 0, []byte("before"))
 	after := []byte("after!")
 	err := f.dev.CopyIn(f.ctx, []gpubackend.Copy{{Mem: other, Host: after}, {Mem: m, Host: after}})
@@ -236,7 +236,7 @@ func testFreed(f *fixture) {
 	require.Equal(f, "before", string(f.read(other, 0, 6)))
 }
 
-// testFreeBesideCalls frees memory that calls are using: they end well or say that it is freed.
+// testFreeBesideCalls frees memory that calls are using: the calls succeed or fail with ErrFreed.
 func testFreeBesideCalls(f *fixture) {
 	for range 8 {
 		m := f.alloc(2 << 20)

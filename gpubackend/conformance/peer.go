@@ -17,10 +17,10 @@ import (
 // peerEnv makes a test binary a peer.
 const peerEnv = "GAIAFS_CONFORMANCE_PEER"
 
-// served says that Main was called, so that a test binary started again becomes a peer and not a second test run.
+// served is true if Main was called: then a test binary that is started again becomes a peer, not a second test run.
 var served bool
 
-// Main is what a backend's TestMain ends with: os.Exit(conformance.Main(m, imports)). It runs the tests, or, in a
+// Main must be the end of a backend's TestMain: os.Exit(conformance.Main(m, imports)). It runs the tests, or, in a
 // process that a test started, serves that test.
 func Main(m *testing.M, imports Import) (code int) {
 	served = true
@@ -50,7 +50,7 @@ type request struct {
 type answer struct {
 	Err  string
 	Data []byte
-	// Lost counts the stamped bytes that had another value when they were looked at after the round.
+	// Lost counts the stamped bytes that had another value after the round.
 	Lost int
 }
 
@@ -103,7 +103,7 @@ func (r *request) do(imports Import, views map[int]View) (a answer, err error) {
 	return a, fmt.Errorf("no such request: %q", r.Op)
 }
 
-// stamp stores the number of each round into the bytes and looks whether they are all there after it.
+// stamp stores the number of each round into the bytes, and then checks that they all have it.
 func (r *request) stamp(v View) (lost int, err error) {
 	back := make([]byte, int64(r.N-1)*r.Stride+1)
 	for round := 1; round <= r.Rounds; round++ {
@@ -131,14 +131,15 @@ type peer struct {
 	hear *json.Decoder
 }
 
-// startPeer starts a process with duplicates of the exports as its descriptors from 3 on. It ends with the test.
+// startPeer starts a process with duplicates of the exports as its descriptors from 3 on. The process ends with the
+// test.
 func (f *fixture) startPeer(exports ...*os.File) *peer {
 	f.Helper()
 	require.True(f, served, "TestMain must end with conformance.Main")
 	exe, err := os.Executable()
 	require.NoError(f, err)
 	p := &peer{f: f, cmd: exec.Command(exe)}
-	// A race detector would otherwise sleep for a second when the peer ends.
+	// Otherwise the race detector would sleep for a second when the peer ends.
 	p.cmd.Env = append(os.Environ(), peerEnv+"=1", "GORACE=atexit_sleep_ms=0")
 	p.cmd.ExtraFiles = exports
 	p.cmd.Stderr = os.Stderr
@@ -177,7 +178,7 @@ func (p *peer) receive() answer {
 	return a
 }
 
-// try returns what the peer did, an error of its included.
+// try returns the peer's answer, which may have an error of the peer.
 func (p *peer) try(r request) (answer, error) {
 	p.f.Helper()
 	p.send(r)

@@ -32,7 +32,7 @@ func testExport(f *fixture) {
 	require.ErrorIs(f, ro.Close(), os.ErrClosed)
 }
 
-// testShared has the daemon and two processes see each other's stores.
+// testShared: the daemon and two processes see each other's stores.
 func testShared(f *fixture) {
 	m, n := f.alloc(f.info.Granularity), f.alloc(2*f.info.Granularity)
 	first, second := []byte("from the daemon"), []byte("from a process")
@@ -51,7 +51,7 @@ func testShared(f *fixture) {
 	require.Equal(f, second, f.read(n, end, int64(len(second))))
 	require.Equal(f, second, b.load(0, end, len(second)))
 
-	// What a process stores is found, and patched away byte by byte.
+	// Stores of a process are found, and patched away byte by byte.
 	agreed := make([]gpubackend.Digest, n.Size()/page.Size)
 	f.dev.Key().SumPages(make([]byte, n.Size()), agreed)
 	got, err := f.dev.Modified(f.ctx, []gpubackend.Scan{{Mem: n, Agreed: agreed}})
@@ -66,7 +66,7 @@ func testShared(f *fixture) {
 	require.Equal(f, make([]byte, page.Size), a.load(0, 0, page.Size))
 }
 
-// testReadOnly has a process try to write through a read-only export.
+// testReadOnly: a process tries to write through a read-only export.
 func testReadOnly(f *fixture) {
 	m := f.alloc(f.info.Granularity)
 	want := f.random(m.Size())
@@ -87,7 +87,8 @@ func testReadOnly(f *fixture) {
 	require.Equal(f, want[:page.Size], p.load(0, 0, page.Size), "and still readable")
 }
 
-// testFreedUnderImporter frees memory that a process still maps, and allocates all there is: neither sees the other.
+// testFreedUnderImporter frees memory that a process still maps, and then allocates all memory. Neither side sees the
+// other's stores.
 func testFreedUnderImporter(f *fixture) {
 	g := f.info.Granularity
 	m := f.alloc(g)
@@ -129,7 +130,7 @@ func testFreedUnderImporter(f *fixture) {
 	require.Equal(f, 8*g, f.dev.Used(), "nobody keeps anything")
 }
 
-// testHeld asks whether somebody may still have memory that was exported.
+// testHeld tests whether Held knows that another process may still have exported memory.
 func testHeld(f *fixture) {
 	m := f.alloc(f.info.Granularity)
 	require.False(f, m.Held(), "nobody was given it")
@@ -168,8 +169,8 @@ func testImporterDies(f *fixture) {
 	}
 }
 
-// testPatchBesideStores patches the even bytes of pages while a process stores into the odd ones. Nothing of either is
-// lost, whether the device is told the digest of what it had before the stores or not.
+// testPatchBesideStores patches the even bytes of pages while a process stores into the odd ones. No store of either
+// side is lost, with and without the agreed digest of the pages before the stores.
 func testPatchBesideStores(f *fixture, agreed bool) {
 	const pages = 16
 	m := f.alloc(f.info.Granularity)
@@ -220,8 +221,8 @@ func testPatchBesideStores(f *fixture, agreed bool) {
 	require.True(f, bytes.Equal(state, got), "patches undone by stores")
 }
 
-// testDigestsBesideStores takes digests of a page that a process stores into. One byte changes between two values, so
-// that each digest must be that of one of the two pages.
+// testDigestsBesideStores takes digests of a page while a process stores into it. One byte changes between two values,
+// so each digest must be that of one of two pages.
 func testDigestsBesideStores(f *fixture) {
 	m := f.alloc(f.info.Granularity)
 	data := f.random(2 * page.Size)

@@ -11,18 +11,18 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// Allowance is something that a backend is let off, because its kind of memory cannot do it.
+// Allowance is a contract that a backend need not keep, because its kind of memory cannot.
 type Allowance int
 
-// ReadOnlyIsAdvice lets a descriptor that was exported for reading be mapped for writing by a process that asks for it.
-// A process that maps it for reading must still not be able to store.
+// ReadOnlyIsAdvice allows that a process maps a descriptor for writing that was exported for reading. A process that
+// maps it for reading must still not be able to store.
 const ReadOnlyIsAdvice Allowance = 1
 
-// ImportersAreUnknown lets a backend not know whether another process still has what was exported.
+// ImportersAreUnknown allows that a backend does not know whether another process still has exported memory.
 const ImportersAreUnknown Allowance = 2
 
-// Run tests the devices that open returns, each of which has at least 16 times its granularity and at least 32 MiB of
-// memory. A backend without a device skips its test before it calls Run.
+// Run tests the devices that open returns. Each must have memory of at least 16 times its granularity and at least 32
+// MiB. A backend without a device must skip its test before it calls Run.
 func Run(t *testing.T, open func(t *testing.T) gpubackend.Device, allowed ...Allowance) {
 	tests := []struct {
 		name string
@@ -73,7 +73,7 @@ func Run(t *testing.T, open func(t *testing.T) gpubackend.Device, allowed ...All
 	}
 }
 
-// fixture is one test's device, and what tests do all the time.
+// fixture is one test's device, with helpers for tests.
 type fixture struct {
 	*testing.T
 	open    func(t *testing.T) gpubackend.Device

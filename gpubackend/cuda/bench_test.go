@@ -15,7 +15,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// timing is what only measurements need of the driver.
+// timing has the driver functions that only measurements need.
 type timing struct {
 	eventElapsedTime func(milliseconds *float32, start, end eventHandle) result
 }
@@ -45,7 +45,7 @@ func allocBench(b *testing.B, d *device, size int64) *memory {
 	return m.(*memory)
 }
 
-// noise fills p with words that are neither zero nor alike.
+// noise fills p with different words, none of them zero.
 func noise(p []byte, seed uint64) {
 	for i := 0; i+8 <= len(p); i += 8 {
 		seed = seed*6364136223846793005 + 1442695040888963407
@@ -62,8 +62,8 @@ func gigabytes(bytes int64, d time.Duration) float64 { return float64(bytes) / 1
 
 func spread(d []time.Duration) time.Duration { return slices.Max(d) - slices.Min(d) }
 
-// BenchmarkKernels times the digest kernels over 1 GiB beside copies of 1 GiB within the GPU, in turns, by events of
-// the stream. A copy counts the bytes read and those written.
+// BenchmarkKernels times the digest kernels over 1 GiB, in turns with copies of 1 GiB within the GPU, by events of the
+// stream. A copy counts both the bytes read and the bytes written.
 func BenchmarkKernels(b *testing.B) {
 	const size = 1 << 30
 	const pages = size / page.Size
@@ -140,7 +140,7 @@ func BenchmarkKernels(b *testing.B) {
 	b.ReportMetric(c, "copy-GB/s")
 }
 
-// queued calls f as without cuMemcpyBatchAsync.
+// queued calls f as if the driver had no cuMemcpyBatchAsync.
 func queued(d *device, f func() error) func() error {
 	return func() error {
 		copyWith(d, withoutBatches(d.drv))
@@ -149,7 +149,7 @@ func queued(d *device, f func() error) func() error {
 	}
 }
 
-// BenchmarkCalls times whole calls, over 1 GiB where they scan.
+// BenchmarkCalls times whole calls. Scans are over 1 GiB.
 func BenchmarkCalls(b *testing.B) {
 	const size = 1 << 30
 	d := openBench(b, size)

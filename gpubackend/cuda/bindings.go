@@ -2,7 +2,7 @@ package cuda
 
 import "unsafe"
 
-// leastVersion is CUDA 11.0, whose PTX the kernels are.
+// leastVersion is CUDA 11.0: the kernels are in its PTX version.
 const leastVersion = 11000
 
 // The driver's handles.
@@ -14,7 +14,7 @@ type (
 	streamHandle   uintptr
 	eventHandle    uintptr
 	memoryHandle   uint64
-	// address is one of the device's address space, which the host's page-locked memory is part of.
+	// address is an address in the device's address space, which includes the host's page-locked memory.
 	address uint64
 )
 
@@ -77,8 +77,9 @@ type copyAttributes struct {
 	flags uint32
 }
 
-// driver is the functions of libcuda that gaiafs calls, under the driver's names without their cu. A pointer argument
-// is the caller's and used only until the call returns, but for the addresses of asynchronous copies.
+// driver has the functions of libcuda that gaiafs calls, under the driver's names without their cu. The caller owns
+// what pointer arguments point to; the driver uses it only until the call returns, except for the addresses of
+// asynchronous copies.
 type driver struct {
 	init             func(flags uint32) result
 	driverGetVersion func(version *int32) result
@@ -129,12 +130,12 @@ type driver struct {
 	memExportToHandle   func(fd *int32, m memoryHandle, kind int32, flags uint64) result
 	memImportFromHandle func(m *memoryHandle, fd uintptr, kind int32) result
 
-	// memcpyBatchAsync is nil before CUDA 12.8. failed is the number of the copy at fault.
+	// memcpyBatchAsync is nil before CUDA 12.8. failed is the number of the copy that failed.
 	memcpyBatchAsync func(to, from *address, sizes *uintptr, count uintptr, attributes *copyAttributes, first *uintptr,
 		attributeCount uintptr, failed *uintptr, s streamHandle) result
 }
 
-// function is a symbol of the library and the field that it is called through.
+// function is a symbol of the library and the field through which it is called.
 type function struct {
 	name     string
 	function any // a pointer to a field of driver

@@ -12,19 +12,19 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 )
 
-// Page-locked memory is kept in classes of powers of two, since locking pages is slow: 2 MiB take 1.5 ms and 64 MiB 25
-// ms on the host of an H200. A larger buffer than the largest class is made and freed each time.
+// Page-locked memory is pooled in classes of powers of two, because locking pages is slow: 2 MiB take 1.5 ms and 64 MiB
+// 25 ms on the host of an H200. Buffers larger than the largest class are made and freed each time.
 const (
 	minBufferShift = 16
 	maxBufferShift = 26
-	// idleBytes is the most that the pool of a device keeps of what nobody uses: what loads of several files take
-	// (mover.Stage), and what devices released and readers have not read yet.
+	// idleBytes is the most that the pool of a device keeps of unused memory. It suffices for loads of several files
+	// (mover.Stage), and for released bytes that readers have not read yet.
 	idleBytes = 512 << 20
-	// idleFor is how long it keeps what nobody uses: whoever mounts a model may load it minutes later.
+	// idleFor is how long the pool keeps unused memory: a program may load a model minutes after it was mounted.
 	idleFor = 15 * time.Minute
 )
 
-// pinned is page-locked memory of the driver, by its address and size.
+// pinned is page-locked memory of the driver.
 type pinned struct {
 	base unsafe.Pointer
 	size int
@@ -32,7 +32,7 @@ type pinned struct {
 
 func (p pinned) bytes() []byte { return unsafe.Slice((*byte)(p.base), p.size) }
 
-// at is the address by which the device knows byte off: with unified addressing it is the host's.
+// at returns the device's address of byte off: with unified addressing it is the host's address.
 func (p pinned) at(off int) address { return address(uintptr(p.base)) + address(off) }
 
 func (d *driver) pin(n int) (p pinned, err error) {
@@ -40,17 +40,17 @@ func (d *driver) pin(n int) (p pinned, err error) {
 	return p, d.check("cuMemHostAlloc", d.memHostAlloc(&p.base, uintptr(n), hostPortable))
 }
 
-// locked is the page-locked memory of HostBuffer of all devices: each of them copies from that of the others as from
+// locked has the page-locked memory of HostBuffer of all devices. Each device copies from the others' memory as from
 // its own (hostPortable).
 var locked lockedMemory
 
-// lockedMemory is allocations of page-locked memory.
+// lockedMemory is a list of allocations of page-locked memory.
 type lockedMemory struct {
 	mu  sync.Mutex
 	all []pinned // protected by mu; idle or handed out, ascending by address
 }
 
-// buffers are the page-locked memory of HostBuffer of one device.
+// buffers is the pool of page-locked memory of HostBuffer of one device.
 type buffers struct {
 	mu     sync.Mutex
 	idle   [maxBufferShift - minBufferShift + 1][]pinned // protected by mu
@@ -67,8 +67,8 @@ func bufferClass(n int) int {
 	return max(bits.Len(uint(max(n, 1)-1)), minBufferShift) - minBufferShift
 }
 
-// take returns an idle buffer of n bytes or more. With ok false the caller makes one and calls add.
-// In any case the caller calls done in the end.
+// take returns an idle buffer of n bytes or more. If ok is false, the caller makes one and calls add. In both cases the
+// caller calls done at the end.
 func (b *buffers) take(n int) (p pinned, ok bool, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -91,7 +91,7 @@ func (b *buffers) take(n int) (p pinned, ok bool, err error) {
 	return p, true, nil
 }
 
-// add lets copies know a buffer that was made.
+// add makes a new buffer known to copies.
 func (b *lockedMemory) add(p pinned) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -109,8 +109,8 @@ func byBase(p pinned, base unsafe.Pointer) int {
 	return 0
 }
 
-// keep keeps a buffer for the next caller, where there is a class for it. Where that is too much, buffers of the class
-// that nobody has wanted for longest go. It returns those that the caller is to free.
+// keep keeps a buffer for the next caller, if there is a class for it. If the pool becomes too large, it removes
+// buffers of the class that was not used for longest. It returns the buffers that the caller must free.
 func (b *buffers) keep(p pinned) (free []pinned) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -128,7 +128,7 @@ func (b *buffers) keep(p pinned) (free []pinned) {
 	return free
 }
 
-// removeLocked takes a buffer out of idle, of the class that nobody has wanted for longest.
+// removeLocked takes a buffer out of idle, of the class that was not used for longest.
 func (b *buffers) removeLocked() (p pinned) {
 	least := -1
 	for i := range b.idle {
@@ -141,7 +141,7 @@ func (b *buffers) removeLocked() (p pinned) {
 	return p
 }
 
-// done ends what take began. What it returns is to be called unless it is nil.
+// done ends what take began. The caller must call last unless it is nil.
 func (b *buffers) done() (last func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -160,7 +160,7 @@ func (b *lockedMemory) forget(p pinned) {
 	}
 }
 
-// trimLater has free called when no buffer has come back for a while.
+// trimLater makes a timer call free when no buffer has come back for a while.
 func (b *buffers) trimLater(free func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -173,7 +173,7 @@ func (b *buffers) trimLater(free func()) {
 	}
 }
 
-// takeIdle returns the buffers that nobody uses, for the caller to free and then to call done; ok is false after close.
+// takeIdle returns the idle buffers. The caller frees them and then calls done. ok is false after close.
 func (b *buffers) takeIdle() (free []pinned, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -196,8 +196,8 @@ func (b *buffers) emptyLocked() (free []pinned) {
 	return free
 }
 
-// close hands out no more buffers and returns those to free. last is called after the last buffer handed out came back;
-// close reports whether there are such buffers.
+// close ends the pool: take fails from now on. It returns the buffers to free. If buffers are still handed out, waits
+// is true, and last is called after the last of them came back.
 func (b *buffers) close(last func()) (free []pinned, waits bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -208,7 +208,7 @@ func (b *buffers) close(last func()) (free []pinned, waits bool) {
 	return b.emptyLocked(), b.out > 0
 }
 
-// holds reports whether all of p lies in one allocation of page-locked memory, and in which.
+// holds returns the allocation of page-locked memory that contains all of p, if there is one.
 func (b *lockedMemory) holds(p []byte) (allocation pinned, ok bool) {
 	start := unsafe.Pointer(unsafe.SliceData(p))
 	b.mu.Lock()
@@ -223,17 +223,17 @@ func (b *lockedMemory) holds(p []byte) (allocation pinned, ok bool) {
 	return b.all[i], true
 }
 
-// has reports whether all of b lies in p.
+// has reports whether p contains all of b.
 func (p pinned) has(b []byte) bool {
 	start, base := uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(p.base)
 	return start >= base && start-base <= uintptr(p.size) && uintptr(len(b)) <= uintptr(p.size)-(start-base)
 }
 
-// lookup asks of many slices of host memory whether they are page-locked: of neighbours only once. It is for one call
-// of the device, during which its caller keeps the buffers.
+// lookup finds out whether slices of host memory are page-locked, once for neighbouring slices. It is for one call of
+// the device, during which the caller keeps the buffers.
 type lookup struct{ last pinned }
 
-// holds is that of lockedMemory, by the address of the allocation.
+// holds is lockedMemory.holds, but returns the address of the allocation.
 func (l *lookup) holds(p []byte) (allocation address, ok bool) {
 	if l.last.base != nil && l.last.has(p) {
 		return l.last.at(0), true
@@ -246,9 +246,9 @@ func (l *lookup) holds(p []byte) (allocation address, ok bool) {
 	return last.at(0), true
 }
 
-// HostBuffer returns page-locked memory with anything in it, which is not the garbage collector's: it must not be used
-// after giveBack. A buffer that comes back after Close is freed then, and the last one ends what the device kept for
-// it.
+// HostBuffer returns page-locked memory with arbitrary contents. The garbage collector does not own it: it must not be
+// used after giveBack. A buffer that comes back after Close is freed then, and the last one frees the device's
+// remaining resources.
 func (d *device) HostBuffer(n int) ([]byte, func(), error) {
 	if n < 0 {
 		return nil, nil, fmt.Errorf("%w: host buffer of %d bytes", gpubackend.ErrRange, n)
@@ -275,7 +275,7 @@ func (d *device) HostBuffer(n int) ([]byte, func(), error) {
 	return p.bytes()[:n:n], sync.OnceFunc(func() { d.returnBuffer(p) }), nil
 }
 
-// returnBuffer ends what take began; p is zero where no buffer could be made.
+// returnBuffer ends what take began; p is zero if no buffer could be made.
 func (d *device) returnBuffer(p pinned) {
 	if p.size > 0 {
 		for _, x := range d.buffers.keep(p) {
@@ -286,7 +286,7 @@ func (d *device) returnBuffer(p pinned) {
 	d.buffersDone()
 }
 
-// trimBuffers frees the buffers that nobody uses.
+// trimBuffers frees the idle buffers.
 func (d *device) trimBuffers() {
 	free, ok := d.buffers.takeIdle()
 	if !ok {
@@ -305,7 +305,7 @@ func (d *device) buffersDone() {
 	}
 }
 
-// unpin frees page-locked memory. Of a lost device this fails, and there is nothing that could be done about it.
+// unpin frees page-locked memory. If the device is lost, this fails, and nothing can be done about it.
 func (d *device) unpin(p pinned) {
 	_ = d.allocLane.do(context.Background(), func() error {
 		return d.drv.check("cuMemFreeHost", d.drv.memFreeHost(p.base))

@@ -20,7 +20,7 @@ func TestConformance(t *testing.T) {
 	gpu := requireGPU(t)
 	all, err := Probe()
 	require.NoError(t, err)
-	// A test's second device is another GPU where there is one, and the same where there is not.
+	// A test's second device is another GPU if there is one, otherwise the same GPU.
 	second := gpu
 	for _, f := range all {
 		if f.Unusable == nil && f.CUDA != gpu {
@@ -58,7 +58,7 @@ func withoutBatches(d *driver) *driver {
 //go:embed testdata/stamp.ptx
 var stampPTX []byte
 
-// view is an export as another process has it. Its process has one thread that does everything.
+// view is an export in another process. That process does everything in one thread.
 type view struct {
 	drv      *driver
 	file     *os.File
@@ -72,7 +72,7 @@ type view struct {
 
 // importView is the conformance suite's Import.
 func importView(f *os.File, size int64, writable bool) (conformance.View, error) {
-	// The context is current in one thread, which the peer stays in.
+	// The context is current in one thread, and the peer stays in that thread.
 	runtime.LockOSThread()
 	drv, err := loadedDriver()
 	if err != nil {
@@ -125,7 +125,7 @@ func firstUsable(drv *driver) (deviceHandle, error) {
 	return 0, err
 }
 
-// withPinned calls f with page-locked memory, so that an asynchronous copy needs nothing of the garbage collector's.
+// withPinned calls f with page-locked memory, so that an asynchronous copy uses no memory of the garbage collector.
 func (v *view) withPinned(n int, f func(p pinned) error) error {
 	p, err := v.drv.pin(max(n, 1))
 	if err != nil {
@@ -177,7 +177,7 @@ func (v *view) Close() error {
 // forbiddenEnv makes a test binary try a store into the memory that it maps for reading.
 const forbiddenEnv = "GAIAFS_CUDA_FORBIDDEN_STORE"
 
-// forbiddenStore has a process of its own try to store, since the fault ends what it does on the GPU.
+// forbiddenStore tries the store in a separate process, because the fault destroys that process's context.
 func (v *view) forbiddenStore() error {
 	exe, err := os.Executable()
 	if err != nil {
@@ -191,8 +191,8 @@ func (v *view) forbiddenStore() error {
 	return err
 }
 
-// tryForbiddenStore returns 0 when the store went through and 1 when it failed as it should. 2 is something else, which
-// the test sees by the memory that is as it was not being readable any more, or by the text.
+// tryForbiddenStore returns 0 if the store went through and 1 if it failed as it should. It returns 2 for any other
+// failure; the test notices that by its text, or because the memory can no longer be read.
 func tryForbiddenStore() int {
 	var size int64
 	if _, err := fmt.Sscan(os.Getenv(forbiddenEnv), &size); err != nil {
@@ -211,7 +211,7 @@ func tryForbiddenStore() int {
 	return 0
 }
 
-// copyWith has the copiers, none of which is in use, call another driver.
+// copyWith makes the copiers call another driver. None of them may be in use.
 func copyWith(d *device, drv *driver) {
 	for _, by := range []copiers{d.in, d.out} {
 		for range len(by) {

@@ -6,39 +6,39 @@ import (
 )
 
 const (
-	// chunkSize is the bytes of a staging chunk. Copies of that size reach what the bus gives, and last longer than
-	// waking the goroutines that fill the next.
+	// chunkSize is the size of a staging chunk in bytes. Copies of that size reach the speed of the bus, and take
+	// longer than waking the goroutines that fill the next chunk.
 	chunkSize = 4 << 20
-	// chunks is how many are filled, on their way, or emptied at the same time.
+	// chunks is the number of chunks that are filled, under way, or emptied at the same time.
 	chunks = 3
-	// directSize is the most bytes of page-locked memory between two looks at the context.
+	// directSize is the most bytes of page-locked memory between two checks of the context.
 	directSize = 32 << 20
 	// batchMoves is the most pieces of one batch.
 	batchMoves = 4096
-	// leastBatch is the number of pieces from which a call for all of them is worth it.
+	// leastBatch is the number of pieces from which one call for all of them pays.
 	leastBatch = 4
 )
 
-// move is a piece of a copy: bytes side by side on both sides, in one allocation of the device.
+// move is a piece of a copy: bytes that are contiguous on both sides, in one allocation of the device.
 type move struct {
 	mem    *memory
 	dev    address
 	host   []byte
 	direct bool    // host is page-locked
-	pinned address // the allocation that host is in, where it is page-locked
+	pinned address // the allocation that contains host, if it is page-locked
 }
 
-// While one copier waits for its copies and hands out what came, others keep the bus busy. Small reads of many programs
-// gain most from it, since what they wait for is the beginning and the end of each copy.
+// While one copier waits for its copies and hands out their bytes, others keep the bus busy. Small reads of many
+// programs gain most, because their time is spent at the beginning and the end of each copy.
 const (
 	inCopiers  = 2
 	outCopiers = 4
 )
 
-// copiers has those that are idle.
+// copiers has the idle copiers.
 type copiers chan *copier
 
-// newCopiers makes n copiers. After an error those that were made are returned with it, to be freed.
+// newCopiers makes n copiers. With an error it also returns the copiers that were made, which the caller must free.
 func newCopiers(n int, drv *driver, ctx contextHandle, toHost bool) (copiers, error) {
 	cs := make(copiers, n)
 	for range n {
@@ -55,7 +55,7 @@ func newCopiers(n int, drv *driver, ctx contextHandle, toHost bool) (copiers, er
 	return cs, nil
 }
 
-// free frees all copiers, of which none is in use.
+// free frees all copiers. None may be in use.
 func (cs copiers) free() {
 	for range len(cs) {
 		c := <-cs
@@ -75,11 +75,11 @@ type copier struct {
 	sizes    []uintptr
 }
 
-// chunk is page-locked memory and the copy that is using it.
+// chunk is page-locked memory and the copy that uses it.
 type chunk struct {
 	memory pinned
 	event  eventHandle
-	moves  []move // on their way; what a move takes of memory follows what the ones before it take
+	moves  []move // under way; their bytes follow each other in the memory
 }
 
 func (c *copier) make() error {
@@ -130,7 +130,7 @@ func cut(moves []move, look *lookup, m move) []move {
 	return moves
 }
 
-// next returns how many of the moves one chunk takes.
+// next returns how many of the moves fit into one chunk.
 func next(moves []move) int {
 	staged, direct := 0, 0
 	for i, m := range moves {
@@ -146,7 +146,7 @@ func next(moves []move) int {
 	return len(moves)
 }
 
-// run copies. It runs in the lane and returns when nothing is on its way any more, whatever the error.
+// run copies. It runs in the lane. Even with an error, it returns only when no copy is under way.
 func (c *copier) run(ctx context.Context, moves []move) error {
 	var err error
 	for turn := 0; len(moves) > 0 && err == nil; turn++ {
@@ -166,13 +166,13 @@ func (c *copier) run(ctx context.Context, moves []move) error {
 		}
 	}
 	if err != nil {
-		// Where a submission failed half-way no event may speak of what was queued before.
+		// If a submission failed half-way, no event may cover what was queued before.
 		_ = c.lane.drv.streamSynchronize(c.lane.stream)
 	}
 	return err
 }
 
-// submit has the moves done through k, and returns while they are under way.
+// submit begins the moves through k, and returns while they are under way.
 func (c *copier) submit(k *chunk, moves []move) error {
 	if !c.toHost {
 		stage(k.memory.bytes(), moves, false)
@@ -190,8 +190,8 @@ func (c *copier) submit(k *chunk, moves []move) error {
 		if c.toHost {
 			to, from = host, m.dev
 		}
-		// What is side by side on both sides is one piece for the driver. A piece must not reach over two allocations
-		// of either side.
+		// Moves that are contiguous on both sides become one piece for the driver. A piece must not span two
+		// allocations on either side.
 		if n := len(c.sizes) - 1; n >= 0 && moves[i-1].mem == m.mem && moves[i-1].direct == m.direct &&
 			moves[i-1].pinned == m.pinned &&
 			c.to[n]+address(c.sizes[n]) == to && c.from[n]+address(c.sizes[n]) == from {
@@ -206,8 +206,8 @@ func (c *copier) submit(k *chunk, moves []move) error {
 	return c.lane.drv.check("cuEventRecord", c.lane.drv.eventRecord(k.event, c.lane.stream))
 }
 
-// enqueue gives the pieces to the driver. What it is given are addresses of page-locked and of device memory, both
-// valid until the lane has waited for them; the arrays themselves the driver reads before it returns.
+// enqueue gives the pieces to the driver: addresses of page-locked and of device memory, both valid until the lane has
+// waited for the copies. The driver reads the arrays themselves before the call returns.
 func (c *copier) enqueue() error {
 	drv, s := c.lane.drv, c.lane.stream
 	if drv.memcpyBatchAsync != nil && len(c.sizes) >= leastBatch {
@@ -231,8 +231,8 @@ func (c *copier) enqueue() error {
 	return nil
 }
 
-// finish waits for what was submitted through k and, on the way to the host, hands out what came. The chunk and the
-// hosts' memory are the caller's again after it.
+// finish waits for the copies submitted through k. If they go to the host, it hands out their bytes. Afterwards the
+// caller owns the chunk and the host's memory again.
 func (c *copier) finish(k *chunk) error {
 	if len(k.moves) == 0 {
 		return nil
@@ -248,7 +248,7 @@ func (c *copier) finish(k *chunk) error {
 	return nil
 }
 
-// stage copies between a chunk and the moves' memory, where that is not page-locked, on several cores if it is much.
+// stage copies between a chunk and the moves' memory that is not page-locked. It uses several cores for large copies.
 func stage(chunk []byte, moves []move, out bool) {
 	parts := make([][]byte, len(moves))
 	total := 0

@@ -7,7 +7,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 )
 
-// zeroSize is the bytes that are zeroed between two looks at the context.
+// zeroSize is the number of bytes that are zeroed between two checks of the context.
 const zeroSize = 4 << 30
 
 func (d *device) copyPieces(ctx context.Context, by copiers, toHost bool, pieces []gpubackend.Copy) error {
@@ -37,7 +37,7 @@ func (d *device) copyPieces(ctx context.Context, by copiers, toHost bool, pieces
 	return d.copyBy(ctx, by, func(c *copier) error { return c.run(ctx, moves) })
 }
 
-// copyBy has an idle copier do f as a job, waiting for one unless ctx ends meanwhile.
+// copyBy runs f as a job of an idle copier. It waits for one until ctx ends.
 func (d *device) copyBy(ctx context.Context, by copiers, f func(c *copier) error) error {
 	select {
 	case c := <-by:
@@ -48,14 +48,14 @@ func (d *device) copyBy(ctx context.Context, by copiers, f func(c *copier) error
 	}
 }
 
-// CopyIn writes whole words and more at a time: it is not for pages that another process may be storing into, which
-// Patch is for.
+// CopyIn writes whole words and more at a time. It is not for pages that another process may be storing into: use Patch
+// there.
 func (d *device) CopyIn(ctx context.Context, pieces []gpubackend.Copy) error {
 	return d.copyPieces(ctx, d.in, false, pieces)
 }
 
-// CopyOut reads memory that others may be storing into. Each byte is one that the memory had during the call; two bytes
-// may be from different moments.
+// CopyOut reads memory that other processes may be storing into. Each byte is one that the memory had during the call;
+// two bytes may be from different moments.
 func (d *device) CopyOut(ctx context.Context, pieces []gpubackend.Copy) error {
 	return d.copyPieces(ctx, d.out, true, pieces)
 }

@@ -9,15 +9,15 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 )
 
-// Options say which GPU a device is, and how much of it.
+// Options say which GPU a device uses, and how much of it.
 type Options struct {
 	// Ordinal is the number that clients name the device by.
 	Ordinal int
-	// CUDA is the number that the driver names the GPU by in this process: Found.CUDA.
+	// CUDA is the driver's number of the GPU in this process: Found.CUDA.
 	CUDA int
 	// Memory is the bytes that may be allocated in all, rounded down to a multiple of the GPU's granularity. 0 means
-	// three quarters of what is free when the device is opened; more than what is free is refused. It is a limit and no
-	// reservation: when others have taken the GPU's memory, Alloc fails earlier.
+	// three quarters of what is free when the device is opened; more than what is free is refused. It is a limit, not a
+	// reservation: if other programs take the GPU's memory, Alloc fails earlier.
 	Memory int64
 	// Key is the key of the digests; nil stands for gpubackend.SharedKey.
 	Key *gpubackend.DigestKey
@@ -46,11 +46,11 @@ type device struct {
 	closed   bool  // protected by mu
 }
 
-// Open returns a GPU as a device. It fails with ErrUnavailable where there is no such GPU or it lacks what gaiafs
-// needs, and with ErrNoMemory where the GPU or the host is full. The device takes some hundred megabytes of the GPU for
-// its context, shared with whatever else this process does on the GPU, about 10 MiB for its kernels, and 46 MiB of
-// page-locked host memory. Open blocks for up to a second, longer where the driver compiles the kernels for the first
-// time.
+// Open returns a GPU as a device. It fails with ErrUnavailable if there is no such GPU or if the GPU lacks something
+// that gaiafs needs, and with ErrNoMemory if the GPU or the host is full. The device takes some hundred megabytes of
+// the GPU for its context, which it shares with other uses of the GPU by this process, about 10 MiB for its kernels,
+// and 46 MiB of page-locked host memory. Open blocks for up to a second, longer if the driver compiles the kernels for
+// the first time.
 func Open(o Options) (gpubackend.Device, error) {
 	drv, err := loadedDriver()
 	if err != nil {
@@ -106,7 +106,7 @@ func open(drv *driver, o Options, ptx []byte) (*device, error) {
 	return d, nil
 }
 
-// start makes the lanes and what they work with. After an error tearDown frees what was made.
+// start makes the lanes and their resources. After an error tearDown frees them.
 func (d *device) start(ctx contextHandle, f Found, ptx []byte) (err error) {
 	for _, l := range []**lane{&d.allocLane, &d.workLane} {
 		if *l, err = startLane(d.drv, ctx); err != nil {
@@ -134,10 +134,10 @@ func (d *device) start(ctx contextHandle, f Found, ptx []byte) (err error) {
 	return err
 }
 
-// leastMemory is what has to be free where no budget was given.
+// leastMemory is what has to be free if no budget was given.
 const leastMemory = 64 << 20
 
-// measure asks the driver for the granularity, and for free memory, which bounds the budget.
+// measure asks the driver for the granularity, and for free memory, which limits the budget.
 func (d *device) measure() error {
 	prop := d.prop()
 	var granularity uintptr
@@ -169,7 +169,8 @@ func (d *device) prop() allocationProp {
 	return allocationProp{kind: 1, handleTypes: handlePOSIX, location: onDevice(d.handle)}
 }
 
-// tearDown frees all but Memory and buffers, in lanes while there are lanes. Errors are those of a lost device.
+// tearDown frees everything except Memory and buffers, in lanes while there are lanes. It fails only if the device is
+// lost.
 func (d *device) tearDown() {
 	background := context.Background()
 	d.in.free()
@@ -201,7 +202,7 @@ func (d *device) SetBudget(bytes int64) {
 	d.budget = bytes
 }
 
-// Free asks the driver, which counts what all processes have.
+// Free asks the driver, which counts the memory of all processes.
 func (d *device) Free() (int64, error) {
 	var free, total uint64
 	err := d.run(context.Background(), d.allocLane, func() error {
@@ -226,7 +227,7 @@ func (d *device) Alloc(size int64) (gpubackend.Memory, error) {
 	return m, nil
 }
 
-// AllocHost pins memory of the NUMA node that the GPU is at. The driver zeroes and pins it at some 4 GB/s.
+// AllocHost pins memory of the GPU's NUMA node. The driver zeroes and pins it at some 4 GB/s.
 func (d *device) AllocHost(size int64) (gpubackend.Memory, error) {
 	if size <= 0 || size&(d.info.Granularity-1) != 0 {
 		return nil, fmt.Errorf("%w: %d bytes are no positive multiple of %d", gpubackend.ErrRange, size,
@@ -247,7 +248,7 @@ func (d *device) AllocHost(size int64) (gpubackend.Memory, error) {
 	return m, nil
 }
 
-// hostNode returns the NUMA node of the host that the GPU is at; 0 where the driver does not know one.
+// hostNode returns the host's NUMA node of the GPU; 0 if the driver does not know it.
 func (d *device) hostNode() int32 {
 	node, err := d.drv.attribute(d.handle, attrHostNUMA)
 	if err != nil {
@@ -285,7 +286,7 @@ func (d *device) isClosed() bool {
 	return d.closed
 }
 
-// Close ends the lanes and waits for them. While buffers of HostBuffer are out, the last one of them that comes back
+// Close ends the lanes and waits for them. While buffers of HostBuffer are handed out, the last one that comes back
 // does that instead.
 func (d *device) Close() error {
 	d.mu.Lock()
@@ -308,7 +309,7 @@ func (d *device) Close() error {
 	return nil
 }
 
-// use lets a call into the memories that own gives for 0 to n-1. done must be called at its end.
+// use lets a call into the memories that own returns for 0 to n-1. The call must end with done.
 func (d *device) use(n int, own func(i int) (*memory, error)) (done func(), err error) {
 	if d.isClosed() {
 		return nil, gpubackend.ErrClosed

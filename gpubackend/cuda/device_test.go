@@ -14,10 +14,10 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// fakeEnv tells peers that what they are given are descriptors of a fake.
+// fakeEnv tells peers that their descriptors are of a fake.
 const fakeEnv = "GAIAFS_TEST_FAKE_GPU"
 
-// TestConformanceOfFake has the conformance suite find mistakes of the device where there is no GPU.
+// TestConformanceOfFake runs the conformance suite on a fake driver, so that it finds bugs of the device without a GPU.
 func TestConformanceOfFake(t *testing.T) {
 	t.Setenv(fakeEnv, "1")
 	for name, batches := range map[string]bool{"Batches": true, "PieceByCopy": false} {
@@ -45,7 +45,8 @@ func TestConformanceOfFake(t *testing.T) {
 	}
 }
 
-// TestNoPeer: GPUs that cannot reach each other say so, and so does one whose peer is lost or that the driver refuses.
+// TestNoPeer: CopyPeer fails with ErrNoPeer if the GPUs cannot reach each other, if the peer is lost, or if the driver
+// refuses.
 func TestNoPeer(t *testing.T) {
 	for name, prepare := range map[string]func(g *fake, source *device){
 		"NoLink":  func(g *fake, _ *device) { g.linked = false },
@@ -91,7 +92,7 @@ func openFake(t testing.TB, memory int64, batches bool) (*device, *fake) {
 	return d, g
 }
 
-// importFake is the Import of a fake's memory.
+// importFake is the Import for a fake's memory.
 func importFake(f *os.File, size int64, writable bool) (conformance.View, error) {
 	v, err := conformance.MapShared(f, size, writable)
 	if err != nil || writable {
@@ -104,7 +105,7 @@ type readOnlyView struct{ conformance.View }
 
 func (readOnlyView) Store([]byte, int64) error { return errors.New("view for reading") }
 
-// TestOpenUnwinds has each call of Open fail once: nothing is left, and the error says what failed.
+// TestOpenUnwinds makes each driver call of Open fail once: nothing stays allocated, and the error says what failed.
 func TestOpenUnwinds(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	for call, times := range map[string]int{
@@ -153,7 +154,7 @@ func TestOpenOptions(t *testing.T) {
 	require.NoError(t, d.Close())
 }
 
-// TestAllocUnwinds has each step of an allocation fail: the budget and the driver are as before.
+// TestAllocUnwinds makes each step of an allocation fail: the budget and the driver are as before.
 func TestAllocUnwinds(t *testing.T) {
 	d, g := openFake(t, 64<<20, true)
 	before := g.left()
@@ -173,8 +174,8 @@ func TestAllocUnwinds(t *testing.T) {
 	require.Zero(t, g.left())
 }
 
-// TestLoss has each kind of call meet the loss of the device: that and every later call says so, and Free and Close
-// give back what the host holds.
+// TestLoss makes each kind of call meet the loss of the device: that call and every later one report it, and Free and
+// Close give back what the host holds.
 func TestLoss(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	for _, lost := range []result{deviceUnavailable, eccUncorrectable, illegalAddress, launchFailed, unknown} {
@@ -227,7 +228,7 @@ func TestLoss(t *testing.T) {
 	}
 }
 
-// TestErrorsThatAreNoLoss leaves the device usable after a call that merely failed.
+// TestErrorsThatAreNoLoss: the device stays usable after a call that merely failed.
 func TestErrorsThatAreNoLoss(t *testing.T) {
 	d, g := openFake(t, 64<<20, true)
 	m, err := d.Alloc(4 << 20)
@@ -250,7 +251,8 @@ func TestErrorsThatAreNoLoss(t *testing.T) {
 	require.Zero(t, g.left())
 }
 
-// TestBuffersOutliveDevice closes a device whose buffers are in use: the last one that comes back ends it.
+// TestBuffersOutliveDevice closes a device whose buffers are in use: the last one that comes back frees the device's
+// resources.
 func TestBuffersOutliveDevice(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	d, g := openFake(t, 64<<20, true)
@@ -271,7 +273,7 @@ func TestBuffersOutliveDevice(t *testing.T) {
 	require.Zero(t, g.left())
 }
 
-// TestPinnedIsKnown looks buffers up, at and over their edges.
+// TestPinnedIsKnown looks up slices inside, at and across the edges of buffers.
 func TestPinnedIsKnown(t *testing.T) {
 	d, _ := openFake(t, 64<<20, true)
 	var kept [][]byte
@@ -300,7 +302,7 @@ func TestPinnedIsKnown(t *testing.T) {
 	require.NoError(t, d.Close())
 }
 
-// TestIdleBuffersAreGivenBack: and those in use are not.
+// TestIdleBuffersAreGivenBack: idle buffers are freed, and buffers in use are not.
 func TestIdleBuffersAreGivenBack(t *testing.T) {
 	d, _ := openFake(t, 64<<20, true)
 	used, giveBackUsed, err := d.HostBuffer(100_000)
@@ -320,7 +322,7 @@ func TestIdleBuffersAreGivenBack(t *testing.T) {
 	d.trimBuffers() // the timer may come late
 }
 
-// TestIdleBuffersMakeRoomForOthers: what was wanted long ago does not keep the pool from having what is wanted now.
+// TestIdleBuffersMakeRoomForOthers: buffers of a class that was used long ago make room for buffers that are used now.
 func TestIdleBuffersMakeRoomForOthers(t *testing.T) {
 	const large, small = 1 << maxBufferShift, 2 << 20
 	var b buffers

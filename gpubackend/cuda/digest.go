@@ -9,7 +9,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// stretch is the part of a scan that lies in one round.
+// stretch is the part of a scan that is in one round.
 type stretch struct {
 	scan  int // which scan
 	from  int // its first page, counted from the scan's first
@@ -17,7 +17,7 @@ type stretch struct {
 	base  address // of that page
 }
 
-// rounds cuts n scans, of pages(i) pages from base(i) on, into rounds that the worker's memory has room for.
+// rounds divides n scans, of pages(i) pages from base(i) on, into rounds that fit into the worker's memory.
 func rounds(n int, pages func(i int) int, base func(i int) address) (all [][]stretch) {
 	var round []stretch
 	room := roundPages
@@ -39,10 +39,10 @@ func rounds(n int, pages func(i int) int, base func(i int) address) (all [][]str
 	return all
 }
 
-// agreedAt is where the agreed digests of a round are, after the runs.
+// agreedAt is the offset of a round's agreed digests, after the runs.
 const agreedAt = roundRuns * runSize
 
-// describe stores a round's runs into the page-locked memory and returns its pages.
+// describe stores a round's runs into the page-locked memory and returns the number of its pages.
 func (w *worker) describe(round []stretch) (pages int) {
 	p := w.host.bytes()
 	for i, s := range round {
@@ -52,7 +52,7 @@ func (w *worker) describe(round []stretch) (pages int) {
 	return pages
 }
 
-// grid is the blocks for so many pages.
+// grid returns the number of blocks for so many pages.
 func (w *worker) grid(pages int) uint32 {
 	const warps = blockThreads / 32
 	return min(uint32((pages+warps-1)/warps), w.blocks)
@@ -76,13 +76,13 @@ func (w *worker) sum(round []stretch, out []gpubackend.Digest) error {
 	return nil
 }
 
-// digestBytes is the digests as the device has them: every host that CUDA runs on is little-endian, as GPUs are. The
-// bytes are the caller's digests themselves, and used only while the caller waits.
+// digestBytes returns the digests as bytes in the device's order: all hosts of CUDA are little-endian, like GPUs. The
+// bytes alias the caller's digests, and are used only while the caller waits.
 func digestBytes(d []gpubackend.Digest) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(d))), 8*len(d))
 }
 
-// compare appends the modified pages of one round to those found of each scan.
+// compare appends the modified pages of one round to those found for each scan.
 func (w *worker) compare(round []stretch, scans []gpubackend.Scan, found [][]page.Range) error {
 	pages := w.describe(round)
 	agreed := w.host.bytes()[agreedAt:upSize]
@@ -112,7 +112,7 @@ func (w *worker) compare(round []stretch, scans []gpubackend.Scan, found [][]pag
 	return nil
 }
 
-// appendModified appends the pages whose flag is not 0, of which the first has number from.
+// appendModified appends the pages whose flag is not 0. flags[0] is for page from.
 func appendModified(found []page.Range, flags []byte, from page.Index) []page.Range {
 	for i := 0; i < len(flags); {
 		if i+8 <= len(flags) && binary.LittleEndian.Uint64(flags[i:]) == 0 {

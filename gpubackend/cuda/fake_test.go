@@ -13,9 +13,9 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// fake is a driver with GPUs in host memory. It is strict where the real one is: what is queued in a stream is done
-// only when somebody waits for it, asynchronous copies and kernels may touch mapped device memory and page-locked
-// memory only, and calls need a context that is current in their thread.
+// fake is a driver with GPUs in host memory. It is as strict as the real driver: queued work is done only when a caller
+// waits for it, asynchronous copies and kernels may touch only mapped device memory and page-locked memory, and calls
+// need a current context in their thread.
 type fake struct {
 	mu         sync.Mutex
 	current    map[int]contextHandle // by thread
@@ -29,18 +29,18 @@ type fake struct {
 	access     map[address]map[int32]bool // by mapping: the GPUs that may use it
 	handles    map[memoryHandle]*fakeHandle
 	attributes map[int32]int32
-	// fail makes calls of a name fail with a result, from the after-th call on, if it is not 0.
+	// fail makes calls of a name fail with a result. If after is not 0, calls fail from the after-th on.
 	fail  map[string]result
 	after map[string]int
-	// calls counts the calls of each name, uploaded the bytes of copies to the device that are none of a batch. A
-	// kernel waits for others as long as busy.
+	// calls counts the calls of each name. uploaded counts the bytes of copies to the device outside of batches. busy
+	// is the time that each kernel waits for other kernels.
 	calls    map[string]int
 	uploaded int
 	busy     time.Duration
-	// count is the number of GPUs, linked whether they can reach each other's memory.
+	// count is the number of GPUs. linked says whether they can reach each other's memory.
 	count  int32
 	linked bool
-	// version and total are what the driver says of itself and of its GPU.
+	// version is the driver's version, total the memory of its GPU.
 	version int32
 	total   uint64
 }
@@ -78,14 +78,14 @@ func newFake() *fake {
 	}
 }
 
-// left counts what somebody forgot to give back.
+// left counts leaked resources.
 func (g *fake) left() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.retained + len(g.streams) + len(g.events) + len(g.device) + len(g.host) + len(g.reserved) + len(g.handles)
 }
 
-// queued counts what was begun in streams and not waited for.
+// queued counts work in streams that no call has waited for.
 func (g *fake) queued() (n int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -101,13 +101,13 @@ func (g *fake) setFail(call string, r result) {
 	g.fail[call] = r
 }
 
-// id returns a number that was never used: with room, an address after which so many bytes are free.
+// id returns an unused number. With room, it is an address with that many free bytes after it.
 func (g *fake) id(room uintptr) uint64 {
 	g.next += 1<<21 + uint64(room)&^(1<<21-1)
 	return g.next - uint64(room)&^(1<<21-1)
 }
 
-// call runs f as a driver call: alone, in a thread with a context, unless it is to fail.
+// call runs f as a driver call, unless it is to fail: one call at a time, in a thread with a context.
 func (g *fake) call(name string, needsContext bool, f func() result) result {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -146,7 +146,7 @@ func (g *fake) reaches(d deviceHandle, a address, n uintptr) bool {
 	return false
 }
 
-// queue appends to a stream what is done when somebody waits.
+// queue appends work to a stream. It is done when a call waits for it.
 func (g *fake) queue(s streamHandle, f func() result) result {
 	stream := g.streams[s]
 	if stream == nil {
@@ -165,7 +165,7 @@ func (g *fake) move(to, from address, n uintptr) result {
 	return success
 }
 
-// drain does the first n that are queued in a stream.
+// drain does the first n pieces of work of a stream.
 func (g *fake) drain(s streamHandle, n int) result {
 	stream := g.streams[s]
 	for ; n > 0 && len(stream.queue) > 0; n-- {
@@ -308,7 +308,7 @@ func (g *fake) anonymous(n uintptr) []byte {
 	return p
 }
 
-// forget frees memory that anonymous made, and reports what a driver would.
+// forget frees memory that anonymous made, and returns the driver's result.
 func forget[K comparable](all map[K][]byte, k K) result {
 	p, ok := all[k]
 	if !ok {

@@ -11,9 +11,9 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 )
 
-// lane is a stream, and the right to use it. One job at a time has it. A job runs on its caller's thread, to which the
-// device's context is current as long: a thread of the lane's own would have to be woken, and its caller after it,
-// which takes 30 to 400 µs each in virtual machines, more than most jobs take.
+// lane is a stream, and the right to use it. One job at a time has the lane. A job runs on its caller's thread, and
+// makes the device's context current there. If the lane had its own thread, that thread and then the caller would have
+// to be woken. That takes 30 to 400 µs each in virtual machines, more than most jobs take.
 type lane struct {
 	drv    *driver
 	ctx    contextHandle
@@ -35,7 +35,7 @@ func startLane(drv *driver, ctx contextHandle) (*lane, error) {
 	return l, nil
 }
 
-// do does f as a job and returns its error. It waits for the jobs before it unless ctx ends meanwhile.
+// do runs f as a job and returns its error. It waits for earlier jobs until ctx ends.
 func (l *lane) do(ctx context.Context, f func() error) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -51,7 +51,7 @@ func (l *lane) do(ctx context.Context, f func() error) error {
 	return l.here(f)
 }
 
-// here calls f with the context current, and leaves the thread without one. Jobs do not call jobs.
+// here calls f with the context current, and leaves the thread without a context. A job must not call a job.
 func (l *lane) here(f func() error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -62,16 +62,16 @@ func (l *lane) here(f func() error) error {
 	return f()
 }
 
-// stop ends the lane after the job that is being done. It is called once.
+// stop ends the lane after the current job. It is called once.
 func (l *lane) stop() {
 	<-l.turn
 	close(l.gone)
-	// This may fail, of a lost device.
+	// This may fail if the device is lost.
 	_ = l.here(func() error { return l.drv.check("cuStreamDestroy", l.drv.streamDestroy(l.stream)) })
 }
 
-// How a lane waits: at first it asks again and again, which a small copy does not outlast; then it asks between short
-// sleeps; after waitPoll it has the driver wake it, which takes a fifth of a millisecond on some machines.
+// How a lane waits: at first it polls without a pause, which is long enough for a small copy. Then it polls between
+// short sleeps. After waitPoll it lets the driver wake it, which takes a fifth of a millisecond on some machines.
 const (
 	waitSpin  = 30 * time.Microsecond
 	waitSleep = 20 * time.Microsecond
@@ -80,7 +80,7 @@ const (
 	sleepSlack = 1000
 )
 
-// wait returns when what was in the stream before e was recorded is done. It is called by a job.
+// wait returns when everything in the stream before e is done. Only jobs call it.
 func (d *driver) wait(e eventHandle) error {
 	precise := false
 	for start := time.Now(); ; {
@@ -92,11 +92,11 @@ func (d *driver) wait(e eventHandle) error {
 			return d.check("cuEventSynchronize", d.eventSynchronize(e))
 		case waited > waitSpin:
 			if !precise {
-				// Where this is refused, sleeps are longer. Nobody minds that the thread keeps it.
+				// If this is refused, sleeps are longer. The thread may keep this setting.
 				_ = unix.Prctl(unix.PR_SET_TIMERSLACK, sleepSlack, 0, 0, 0)
 				precise = true
 			}
-			// Not time.Sleep, of which this thread would be woken by another one. An interrupted sleep is a short one.
+			// Not time.Sleep: another thread would have to wake this one. An interrupted sleep is just shorter.
 			_ = unix.Nanosleep(&unix.Timespec{Nsec: int64(waitSleep)}, nil)
 		}
 	}
@@ -110,7 +110,7 @@ func (l *lane) sync(e eventHandle) error {
 	return l.drv.wait(e)
 }
 
-// run has a lane do f, unless the device is lost, and notes when f says that it is.
+// run runs f as a job of a lane, unless the device is lost. If f reports the loss of the device, run records it.
 func (d *device) run(ctx context.Context, l *lane, f func() error) error {
 	if err := d.lost(); err != nil {
 		return err
@@ -122,7 +122,7 @@ func (d *device) run(ctx context.Context, l *lane, f func() error) error {
 	return err
 }
 
-// lost returns the error by which the device was lost, nil while it is not.
+// lost returns the error by which the device was lost, or nil.
 func (d *device) lost() error {
 	if err := d.loss.Load(); err != nil {
 		return *err

@@ -9,10 +9,11 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// libraryName is the driver's, as every installation has it.
+// libraryName is the name of the driver's library in every installation.
 const libraryName = "libcuda.so.1"
 
-// library finds the functions of a loaded library. It stays loaded: the driver does not support being unloaded.
+// library finds the functions of a loaded library. The library stays loaded, because the driver does not support
+// unloading.
 type library interface {
 	symbol(name string) (uintptr, error)
 }

@@ -73,7 +73,7 @@ func TestProbe(t *testing.T) {
 	require.ErrorIs(t, err, ErrUnavailable)
 }
 
-// TestUnusable has a GPU that lacks one thing: it is found, with a reason, and cannot be opened for that reason.
+// TestUnusable: a GPU that lacks one thing is found, with a reason, and cannot be opened for that reason.
 func TestUnusable(t *testing.T) {
 	for _, x := range []struct {
 		attribute, value int32
@@ -99,7 +99,7 @@ func TestUnusable(t *testing.T) {
 	}
 }
 
-// TestOpenHere asks the machine itself: a GPU or the reason why there is none.
+// TestOpenHere probes the test's machine: there is a GPU, or a reason why there is none.
 func TestOpenHere(t *testing.T) {
 	all, err := Probe()
 	if err != nil {

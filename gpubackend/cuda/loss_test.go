@@ -11,7 +11,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// lossEnv makes TestLossOfGPU lose it. A lost context is lost to the whole process, so that is one of its own.
+// lossEnv makes TestLossOfGPU lose the GPU. A lost context is lost to the whole process, so the test uses a separate
+// process.
 const lossEnv = "GAIAFS_TEST_LOSE_GPU"
 
 func TestLossOfGPU(t *testing.T) {
@@ -48,7 +49,7 @@ func TestLossOfGPU(t *testing.T) {
 	require.NoError(t, d.Close())
 }
 
-// TestMemoryIsFull has another device of the same GPU take memory that was free when the first one was opened.
+// TestMemoryIsFull lets another device of the same GPU take memory that was free when the first one was opened.
 func TestMemoryIsFull(t *testing.T) {
 	gpu := requireGPU(t)
 	opened, err := Open(Options{CUDA: gpu})

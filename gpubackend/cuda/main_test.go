@@ -13,7 +13,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend/conformance"
 )
 
-// ptxFolder replaces the embedded kernels by newly compiled ones, so that a machine that has nvcc but no Go can try
+// ptxFolder replaces the embedded kernels with newly compiled ones, so that a machine with nvcc but without Go can try
 // them.
 var ptxFolder = flag.String("cuda.ptx", os.Getenv(ptxEnv), "folder of kernels.ptx and testdata/stamp.ptx to test")
 

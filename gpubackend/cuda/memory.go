@@ -19,7 +19,7 @@ type memory struct {
 	size int64
 	host bool // pinned memory of the host, which is not counted
 
-	// handle and base are set by create and freed by destroy. Who is counted in users may use base.
+	// handle and base are set by create and freed by destroy. Calls that are counted in users may use base.
 	handle memoryHandle
 	base   address
 
@@ -33,7 +33,7 @@ type memory struct {
 	peers map[deviceHandle]bool
 }
 
-// create allocates and maps, in the allocation lane. After an error nothing is left.
+// create allocates and maps, in the allocation lane. After an error nothing stays allocated.
 func (m *memory) create() (err error) {
 	drv, n, prop := m.dev.drv, uintptr(m.size), m.dev.prop()
 	if m.host {
@@ -51,7 +51,7 @@ func (m *memory) create() (err error) {
 	return err
 }
 
-// destroy undoes create. All is tried: a lost device fails each call.
+// destroy undoes create. It makes all calls even if some fail: on a lost device all of them do.
 func (m *memory) destroy() error {
 	drv := m.dev.drv
 	return errors.Join(
@@ -64,8 +64,8 @@ func (m *memory) Size() int64 { return m.size }
 // Zeroed is false: the driver promises nothing about the contents.
 func (m *memory) Zeroed() bool { return false }
 
-// Export returns one descriptor for writing and another for reading, which are the same to the driver: package
-// documentation says what read-only can guarantee.
+// Export returns one descriptor for writing and another for reading. They are the same to the driver: the package
+// comment says what read-only can guarantee.
 func (m *memory) Export(writable bool) (*os.File, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -90,7 +90,7 @@ func (m *memory) Export(writable bool) (*os.File, error) {
 	return m.readOnly, nil
 }
 
-// Held is true since the first Export: the driver does not tell who has imported the memory.
+// Held is true from the first Export on: the driver does not tell which processes have imported the memory.
 func (m *memory) Held() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -145,7 +145,7 @@ func (m *memory) Free() error {
 	if idle != nil {
 		<-idle
 	}
-	// Nobody is let in any more, so everything is this call's now.
+	// No call is let in any more, so this call owns everything now.
 	var err error
 	for _, f := range []*os.File{file, readOnly} {
 		if f != nil {
@@ -164,8 +164,8 @@ func (m *memory) Free() error {
 	return err
 }
 
-// mapMemory maps all n bytes of an allocation at an address that the driver chooses, for loads or also for stores of
-// the device. After an error nothing is left.
+// mapMemory maps all n bytes of an allocation at an address that the driver chooses, for loads, or for loads and
+// stores, of the device. After an error nothing stays mapped.
 func (d *driver) mapMemory(device deviceHandle, m memoryHandle, n uintptr, access int32) (base address, err error) {
 	if err := d.check("cuMemAddressReserve", d.memAddressReserve(&base, n, 0, 0, 0)); err != nil {
 		return 0, err

@@ -7,14 +7,14 @@ import (
 )
 
 const (
-	// shareSize is the bytes that are worth a goroutine.
+	// shareSize is the number of bytes that are worth a goroutine.
 	shareSize = 512 << 10
-	// fillers is the most goroutines that copy at the same time: a few reach the host's memory bandwidth.
+	// fillers is the most goroutines that copy at the same time: a few of them reach the host's memory bandwidth.
 	fillers = 8
 )
 
-// inParallel calls one for 0 to n-1, on several cores if the calls copy much memory: total bytes, about as many each.
-// It returns when all calls have ended.
+// inParallel calls one for 0 to n-1, and returns when all calls have ended. It uses several cores if the calls copy
+// much memory. total is the number of bytes of all calls, which should be of similar size.
 func inParallel(n, total int, one func(i int)) {
 	workers := min(total/shareSize, runtime.GOMAXPROCS(0), fillers)
 	if workers < 2 {
@@ -23,7 +23,7 @@ func inParallel(n, total int, one func(i int)) {
 		}
 		return
 	}
-	// Several shares for each, since cores are not equally free.
+	// Several shares for each worker, because cores are not equally busy.
 	share := max(1, n/(4*workers))
 	var taken atomic.Int64
 	var wg sync.WaitGroup

@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	// patchSize is the bytes that the kernel is given of each page, and pairSize those of each of its granules: as it
-	// was, and as it is to be. All that was of a page comes before what is to be.
+	// patchSize is the number of bytes that the kernel gets for each page, and pairSize for each of its granules: the
+	// old and the new bytes. All old granules of a page come before the new ones.
 	patchSize = 48
 	pairSize  = 2 * gpubackend.GranuleSize
 )
@@ -19,13 +19,13 @@ const (
 type patchWork struct {
 	*gpubackend.Patch
 	changed gpubackend.Granules
-	first   int // its pairs come after so many of others in the round
+	first   int // the number of pairs in the round before its own
 	pairs   int
 }
 
-// Patch has a kernel store the bytes that differ, one by one. Of a page with an agreed digest it uploads what the page
-// is to be, in which the kernel looks for them. Of the others, and of those of which the digest is another one, it
-// uploads what differs between both versions.
+// Patch lets a kernel store the bytes that differ, one by one. For a page with an agreed digest it uploads the new
+// page, and the kernel finds the differences. For other pages, and for pages that have another digest, it uploads the
+// differences between both versions.
 func (d *device) Patch(ctx context.Context, patches []gpubackend.Patch) error {
 	done, err := d.use(len(patches), func(i int) (*memory, error) {
 		p := &patches[i]
@@ -53,12 +53,12 @@ func (d *device) Patch(ctx context.Context, patches []gpubackend.Patch) error {
 	})
 }
 
-// halfUp is what one round of patches is given: half of the memory for what goes up, so that the host fills one while
-// the other is on its way.
+// halfUp is the upload memory of one round of patches: half of it, so that the host fills one half while the other is
+// under way.
 const halfUp = upSize / 2
 
-// patchAll does the patches, a round at a time, in the worker's lane. When it returns nothing is on its way, whatever
-// the error.
+// patchAll does the patches, a round at a time, in the worker's lane. Even with an error, it returns only when nothing
+// is under way.
 func (w *worker) patchAll(ctx context.Context, work []patchWork) error {
 	var err error
 	for turn := 0; len(work) > 0 && err == nil; turn++ {
@@ -103,7 +103,7 @@ func patchesOf(patches []gpubackend.Patch) []patchWork {
 	return work[:n]
 }
 
-// numberPairs returns how many of the patches go into one round, and numbers their pairs.
+// numberPairs returns how many of the patches fit into one round, and numbers their pairs.
 func numberPairs(work []patchWork) int {
 	size, pairs := 0, 0
 	for i := range work {
@@ -117,7 +117,7 @@ func numberPairs(work []patchWork) int {
 	return len(work)
 }
 
-// patchPages queues one round of patches, whose memory begins at at.
+// patchPages queues one round of patches. Its memory begins at at.
 func (w *worker) patchPages(at int, work []patchWork) error {
 	p := w.host.bytes()[at : at+halfUp]
 	pairsAt := len(work) * patchSize

@@ -9,7 +9,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 )
 
-// patchesOver are patches of the pages of m from base to next.
+// patchesOver returns patches of the pages of m from base to next.
 func patchesOver(m gpubackend.Memory, base, next []byte) (patches []gpubackend.Patch) {
 	for off := 0; off < len(base); off += pageSize {
 		patches = append(patches, gpubackend.Patch{Mem: m, Off: int64(off), Base: base[off : off+pageSize],
@@ -18,7 +18,7 @@ func patchesOver(m gpubackend.Memory, base, next []byte) (patches []gpubackend.P
 	return patches
 }
 
-// TestPatchUploads counts what goes up for a patch: what differs.
+// TestPatchUploads counts the uploaded bytes of a patch: only the differences.
 func TestPatchUploads(t *testing.T) {
 	d, g := openFake(t, 64<<20, true)
 	m, err := d.Alloc(16 << 20)
@@ -59,8 +59,8 @@ func TestPatchUploads(t *testing.T) {
 	require.NoError(t, d.Close())
 }
 
-// TestPatchFails has the driver calls of a few rounds fail: when the error is returned nothing is on its way, and the
-// next call is as good as ever.
+// TestPatchFails makes the driver calls of a few rounds fail: when the error is returned nothing is under way, and the
+// next call works.
 func TestPatchFails(t *testing.T) {
 	d, g := openFake(t, 64<<20, true)
 	m, err := d.Alloc(16 << 20)

@@ -7,7 +7,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 )
 
-// peerSize is the bytes of other GPUs' memory between two looks at the context.
+// peerSize is the number of bytes copied from other GPUs between two checks of the context.
 const peerSize = 1 << 30
 
 // peerMove is a piece of a copy from another GPU's memory.
@@ -17,7 +17,7 @@ type peerMove struct {
 	n        int64
 }
 
-// CopyPeer has the copy engines of this GPU read the others' memory.
+// CopyPeer lets the copy engines of this GPU read the others' memory.
 func (d *device) CopyPeer(ctx context.Context, pieces []gpubackend.PeerCopy) error {
 	done, err := d.use(2*len(pieces), func(i int) (*memory, error) {
 		p := &pieces[i/2]
@@ -63,7 +63,7 @@ func (d *device) CopyPeer(ctx context.Context, pieces []gpubackend.PeerCopy) err
 	})
 }
 
-// openAll lets this GPU use all that moves copy from by its address, in a job.
+// openAll lets this GPU access the sources of all moves by their addresses, in a job.
 func (d *device) openAll(moves []peerMove) error {
 	for i := range moves {
 		if err := moves[i].from.openTo(d); err != nil {
@@ -73,7 +73,7 @@ func (d *device) openAll(moves []peerMove) error {
 	return nil
 }
 
-// peerMemory returns what a piece copies from, after checking that this GPU can reach it.
+// peerMemory returns the memory that a piece copies from, after checking that this GPU can reach it.
 func (d *device) peerMemory(p *gpubackend.PeerCopy) (*memory, error) {
 	if p.From == nil {
 		return nil, fmt.Errorf("%w: no memory to copy from", gpubackend.ErrRange)
@@ -91,7 +91,7 @@ func (d *device) peerMemory(p *gpubackend.PeerCopy) (*memory, error) {
 	return m, d.reaches(m.dev)
 }
 
-// reaches returns nil where the copy engines of d can read the memory of o. The driver is asked once.
+// reaches returns nil if the copy engines of d can read the memory of o. It asks the driver once.
 func (d *device) reaches(o *device) error {
 	if d.handle == o.handle {
 		return nil
@@ -113,7 +113,7 @@ func (d *device) reaches(o *device) error {
 	return err
 }
 
-// openTo lets the GPU of d use the memory by its address, in a job of d. It stays so until the memory is freed.
+// openTo lets the GPU of d access the memory by its address until the memory is freed. It runs in a job of d.
 func (m *memory) openTo(d *device) error {
 	if m.dev.handle == d.handle {
 		return nil
@@ -134,8 +134,8 @@ func (m *memory) openTo(d *device) error {
 	return nil
 }
 
-// runPeer copies. It runs in the lane and returns when nothing is on its way any more, whatever the error. Both sides
-// are memory that the caller keeps from being freed.
+// runPeer copies. It runs in the lane. Even with an error, it returns only when no copy is under way. The caller keeps
+// the memory of both sides from being freed.
 func (c *copier) runPeer(ctx context.Context, moves []peerMove) (err error) {
 	drv, queued := c.lane.drv, int64(0)
 	for i, m := range moves {

@@ -10,23 +10,23 @@ import (
 
 // Found is a GPU of this machine.
 type Found struct {
-	// CUDA is the number that the driver names it by in this process.
+	// CUDA is the driver's number of the GPU in this process.
 	CUDA int
-	// Name is the driver's, for people.
+	// Name is the driver's name for people.
 	Name string
 	// UUID names the same GPU in every process.
 	UUID gpubackend.UUID
-	// Memory is its memory in bytes, whoever uses it.
+	// Memory is all of its memory in bytes, used or not.
 	Memory int64
 	// Major and Minor are its compute capability.
 	Major, Minor int
-	// Unusable says why gaiafs cannot use it; nil where it can. It is an ErrUnavailable.
+	// Unusable says why gaiafs cannot use the GPU; nil if it can. It is an ErrUnavailable.
 	Unusable error
 }
 
-// Probe returns the GPUs of this machine, the usable and the others. It fails with ErrUnavailable where there is no
-// driver, or none that is new enough, or no GPU. It blocks while the driver starts, for a second perhaps, and makes no
-// context: it takes no GPU memory.
+// Probe returns the GPUs of this machine, usable or not. It fails with ErrUnavailable if there is no driver, if the
+// driver is too old, or if there is no GPU. It blocks while the driver starts, which may take a second. It makes no
+// context, and so takes no GPU memory.
 func Probe() ([]Found, error) {
 	d, err := loadedDriver()
 	if err != nil {
@@ -65,7 +65,7 @@ func (d *driver) attribute(device deviceHandle, attribute int32) (value int32, e
 	return value, d.check("cuDeviceGetAttribute", d.deviceGetAttribute(&value, attribute, device))
 }
 
-// inspect describes a device. What it says beside an error is true, but may not be all.
+// inspect describes a device. With an error, the result is correct but may be incomplete.
 func (d *driver) inspect(device deviceHandle) (Found, error) {
 	var f Found
 	var name [256]byte

@@ -2,7 +2,7 @@ package cuda
 
 import _ "embed"
 
-// kernelsPTX is the page kernels, compiled from kernels.cu.
+// kernelsPTX has the page kernels, compiled from kernels.cu.
 //
 //go:generate ./ptx.sh
 //go:embed kernels.ptx

@@ -7,20 +7,20 @@ import (
 )
 
 const (
-	// refreshSize is the bytes that the kernel is given of each page beside the page itself.
+	// refreshSize is the number of bytes that the kernel gets for each page in addition to the page itself.
 	refreshSize = 16
 	// roundRefresh is the number of pages of one round.
 	roundRefresh = upSize / (pageSize + refreshSize)
 	refreshAt    = upSize - roundRefresh*pageSize
 )
 
-// known is a patch of a page whose digest tells that it is as in the patch's base.
+// known is a patch with an agreed digest: if the page has that digest, it equals the patch's base.
 type known struct {
 	move  // host is what the page is to be
 	patch *gpubackend.Patch
 }
 
-// splitKnown splits patches into those whose base has a digest, and others.
+// splitKnown splits patches into those with an agreed digest, and others.
 func (d *device) splitKnown(patches []gpubackend.Patch) (with []known, without []gpubackend.Patch) {
 	var look lookup
 	n := 0
@@ -43,8 +43,8 @@ func (d *device) splitKnown(patches []gpubackend.Patch) (with []known, without [
 	return with, without
 }
 
-// refreshAll does the patches, a round at a time, in a job of the worker's lane, and returns those of pages that have
-// another digest. When it returns nothing is on its way, whatever the error.
+// refreshAll does the patches, a round at a time, in a job of the worker's lane. It returns the patches of pages that
+// have another digest. Even with an error, it returns only when nothing is under way.
 func (w *worker) refreshAll(ctx context.Context, work []known) (refused []gpubackend.Patch, err error) {
 	for len(work) > 0 {
 		if err := ctx.Err(); err != nil {

@@ -7,7 +7,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 )
 
-// ErrUnavailable says that CUDA, or one device of it, cannot be used on this machine. The error's text says why.
+// ErrUnavailable means that CUDA, or one of its devices, cannot be used on this machine. The error's text says why.
 var ErrUnavailable = errors.New("CUDA cannot be used")
 
 // result is a CUresult.
@@ -40,8 +40,8 @@ const (
 	unknown            result = 999
 )
 
-// lost reports whether the context is of no use after r: the driver's documentation says of these that the process
-// must be started again, or that the device is gone.
+// lost reports whether the context cannot be used after r: for these results the driver's documentation says that the
+// process must be restarted, or that the device is gone.
 func (r result) lost() bool {
 	switch r {
 	case deinitialized, deviceUnavailable, eccUncorrectable, nvlinkUncorrected, contained, illegalAddress,
@@ -53,7 +53,7 @@ func (r result) lost() bool {
 	return false
 }
 
-// check returns nil for success, else an error with the name of the call and the driver's words for r.
+// check returns nil for success, otherwise an error with the name of the call and the driver's text for r.
 func (d *driver) check(call string, r result) error {
 	switch {
 	case r == success:
@@ -66,7 +66,7 @@ func (d *driver) check(call string, r result) error {
 	return fmt.Errorf("%s: %s", call, d.describe(r))
 }
 
-// describe returns the driver's words for r and its number.
+// describe returns the driver's text for r and its number.
 func (d *driver) describe(r result) string {
 	var text *byte
 	if d.getErrorString == nil || d.getErrorString(r, &text) != success || text == nil {

@@ -9,28 +9,28 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 )
 
-// Copy engines take more than a microsecond for each piece, however small. Many scattered pages are therefore copied
-// side by side, in one piece, between the host and memory of the worker, and a page kernel scatters or gathers them
-// there. That is not for a GPU on which other programs' kernels run: there a page kernel waits for its time slice, and
-// copy engines do not.
+// Copy engines take more than a microsecond for each piece, however small. So many scattered pages are copied side by
+// side, in one piece, between the host and the worker's memory, and a page kernel scatters or gathers them there. This
+// does not pay on a GPU that runs other programs' kernels: a page kernel has to wait for its time slice there, and copy
+// engines do not.
 const (
-	// leastScatter is the number of pieces from which kernels are faster, mostScattered the bytes of a piece up to
-	// which.
+	// leastScatter is the number of pieces from which kernels are faster. mostScattered is the size of a piece up to
+	// which they are.
 	leastScatter  = 64
 	mostScattered = 4 * pageSize
-	// roundScatter is the number of pages of one round: with their addresses they fit upSize.
+	// roundScatter is the number of pages of one round: with their addresses they fit into upSize.
 	roundScatter = upSize / (pageSize + 8)
 	pagesAt      = upSize - roundScatter*pageSize
-	// A round of which the GPU's part takes longer than slowRound and slowPage for each of its pages had to wait for
-	// others, and longer than the copy engines would have taken. They do the copies of the time after it.
+	// If the GPU's part of a round takes longer than slowRound plus slowPage for each page, the round had to wait for
+	// other kernels, and took longer than copy engines would have. Then copy engines do the copies for some time.
 	slowRound = 2 * time.Millisecond
 	slowPage  = 4 * time.Microsecond
 	slowFor   = 100 * time.Millisecond
 )
 
-// slowness is until when copy engines do what page kernels would. Its methods may be called from any goroutine.
+// slowness records until when copy engines do the work of page kernels. Its methods may be called from any goroutine.
 type slowness struct {
-	patience time.Duration // that a round has; immutable
+	patience time.Duration // the limit of a round; immutable
 	until    atomic.Int64  // nanoseconds since epoch
 }
 
@@ -39,8 +39,8 @@ var epoch = time.Now()
 func (s *slowness) is() bool              { return time.Since(epoch) < time.Duration(s.until.Load()) }
 func (s *slowness) lasts(d time.Duration) { s.until.Store(int64(time.Since(epoch) + d)) }
 
-// splitScattered splits pieces into those that page kernels copy, small ones of whole pages where there are many, and
-// others.
+// splitScattered splits pieces into those for page kernels and others. Page kernels copy small pieces of whole pages if
+// there are many.
 func splitScattered(pieces []gpubackend.Copy) (small, others []gpubackend.Copy) {
 	fits := func(p *gpubackend.Copy) bool {
 		return p.Off%pageSize == 0 && len(p.Host)%pageSize == 0 && len(p.Host) <= mostScattered
@@ -67,8 +67,7 @@ func splitScattered(pieces []gpubackend.Copy) (small, others []gpubackend.Copy) 
 	return small, others
 }
 
-// scatterPieces copies pieces by page kernels, and returns what is left to the copy engines since they are the better
-// choice.
+// scatterPieces copies pieces by page kernels. It returns the pieces for which copy engines are the better choice.
 func (d *device) scatterPieces(ctx context.Context, pieces []gpubackend.Copy, toHost bool) (left []move, err error) {
 	n := 0
 	for _, p := range pieces {
@@ -96,8 +95,8 @@ func (d *device) scatterPieces(ctx context.Context, pieces []gpubackend.Copy, to
 	return pages, err
 }
 
-// inRounds has the worker copy pages, so many at a time, in its lane. It returns those that are left once its kernels
-// have to wait for others.
+// inRounds lets the worker copy pages in its lane, at most most at a time. If its kernels have to wait for other
+// kernels, it stops and returns the remaining pages.
 func inRounds[P any](ctx context.Context, w *worker, pages []P, most int,
 	round func(some []P) error) (left []P, err error) {
 	for len(pages) > 0 && !w.slow.is() {
@@ -113,7 +112,7 @@ func inRounds[P any](ctx context.Context, w *worker, pages []P, most int,
 	return pages, nil
 }
 
-// took notes how long a round of so many pages took.
+// took records how long a round of so many pages took.
 func (w *worker) took(d time.Duration, pages int) {
 	if d > w.slow.patience+time.Duration(pages)*slowPage {
 		w.slow.lasts(slowFor)
@@ -154,7 +153,7 @@ func (w *worker) scatterPages(pages []move, toHost bool) error {
 	return nil
 }
 
-// stage copies between the worker's page-locked memory, from `from` on, and pages that are not page-locked themselves.
+// stage copies between the worker's page-locked memory, from `from` on, and pages that are not page-locked.
 func (w *worker) stage(from int, pages []move, out bool) {
 	n := 0
 	for i := range pages {
@@ -177,8 +176,8 @@ func (w *worker) stage(from int, pages []move, out bool) {
 	})
 }
 
-// between queues the copies between the host and the worker's memory of the device, where the pages are side by side
-// from `there` on. Those that are so in the host's memory too are one copy, unless it would reach over two allocations.
+// between queues the copies between the host and the worker's device memory, where the pages are side by side from
+// `there` on. Pages that are side by side in the host's memory too are one copy, unless it would span two allocations.
 func (w *worker) between(there int, pages []move, toHost bool) error {
 	drv := w.lane.drv
 	at := func(i int) address {
@@ -208,11 +207,12 @@ func (w *worker) between(there int, pages []move, toHost bool) error {
 	return nil
 }
 
-// roundPeer is the number of pages of one round from memory to memory: with two addresses for each they fit upSize.
+// roundPeer is the number of pages of one round from memory to memory: with two addresses for each page they fit into
+// upSize.
 const roundPeer = min(roundScatter, pagesAt/16)
 
-// splitPeer splits moves into those that page kernels do, small ones of whole pages where there are many, and others.
-// The kernels access 16 bytes at a time.
+// splitPeer splits moves into those for page kernels and others. Page kernels copy small moves of whole pages if there
+// are many. The kernels access 16 bytes at a time.
 func splitPeer(moves []peerMove) (small, others []peerMove) {
 	for _, m := range moves {
 		if m.n%pageSize == 0 && m.n <= mostScattered && (m.to|m.base)%16 == 0 {
@@ -227,8 +227,8 @@ func splitPeer(moves []peerMove) (small, others []peerMove) {
 	return small, others
 }
 
-// scatterPeer copies pages from memory that this GPU can address by page kernels: one gathers them side by side, and
-// one scatters them from there. It returns what is left to the copy engines.
+// scatterPeer copies pages from memory that this GPU can address, by page kernels: one kernel gathers them side by
+// side, and another scatters them. It returns the moves that are left to the copy engines.
 func (d *device) scatterPeer(ctx context.Context, moves []peerMove) (left []peerMove, err error) {
 	if d.worker.slow.is() {
 		return moves, nil

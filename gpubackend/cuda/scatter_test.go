@@ -10,7 +10,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 )
 
-// everyOther are pieces of n pages, each in a page of its own of m with one between them.
+// everyOther returns pieces of single pages, for every other page of m.
 func everyOther(m gpubackend.Memory, host []byte) (pieces []gpubackend.Copy) {
 	for i := range len(host) / pageSize {
 		pieces = append(pieces, gpubackend.Copy{Mem: m, Off: int64(2 * i * pageSize),
@@ -19,7 +19,7 @@ func everyOther(m gpubackend.Memory, host []byte) (pieces []gpubackend.Copy) {
 	return pieces
 }
 
-// returned is what the device has of pieces, by copies too large for kernels.
+// returned returns the device's bytes of pieces, by copies that are too large for kernels.
 func returned(t *testing.T, d *device, m gpubackend.Memory, pieces []gpubackend.Copy) []byte {
 	whole := make([]byte, m.Size())
 	require.NoError(t, d.CopyOut(t.Context(), []gpubackend.Copy{{Mem: m, Host: whole}}))
@@ -30,7 +30,7 @@ func returned(t *testing.T, d *device, m gpubackend.Memory, pieces []gpubackend.
 	return got
 }
 
-// TestScatterByKernel has pages scattered by a kernel: many, and among few others that copy engines copy.
+// TestScatterByKernel: a kernel scatters many pages, alone and together with a few others that copy engines copy.
 func TestScatterByKernel(t *testing.T) {
 	d, g := openFake(t, 64<<20, true)
 	d.worker.slow.patience = time.Hour
@@ -82,7 +82,7 @@ func TestScatterByKernel(t *testing.T) {
 	require.NoError(t, d.Close())
 }
 
-// TestScatterOnBusyGPU: once a kernel had to wait, copy engines do the rest of a call, and those that follow.
+// TestScatterOnBusyGPU: once a kernel had to wait, copy engines do the rest of that call and the following calls.
 func TestScatterOnBusyGPU(t *testing.T) {
 	d, g := openFake(t, 64<<20, true)
 	const pages = roundScatter + 500
@@ -110,7 +110,8 @@ func TestScatterOnBusyGPU(t *testing.T) {
 	require.NoError(t, d.Close())
 }
 
-// TestScatterOfNeighbours: pages that are side by side in page-locked memory are one copy, whatever they were cut into.
+// TestScatterOfNeighbours: pages that are side by side in page-locked memory are one copy, however the pieces divide
+// them.
 func TestScatterOfNeighbours(t *testing.T) {
 	d, g := openFake(t, 64<<20, true)
 	d.worker.slow.patience = time.Hour
@@ -130,8 +131,8 @@ func TestScatterOfNeighbours(t *testing.T) {
 	require.NoError(t, d.Close())
 }
 
-// TestScatterFails has each driver call of a round fail: when the error is returned nothing uses the caller's memory
-// any more, and the next call is as good as ever.
+// TestScatterFails makes each driver call of a round fail: when the error is returned nothing uses the caller's memory
+// any more, and the next call works.
 func TestScatterFails(t *testing.T) {
 	d, g := openFake(t, 64<<20, true)
 	d.worker.slow.patience = time.Hour

@@ -13,11 +13,11 @@ import (
 
 const (
 	pageSize = page.Size
-	// upSize and downSize are the bytes that one round of kernels is given and returns.
+	// upSize and downSize are the numbers of bytes that one round of kernels gets and returns.
 	upSize   = 8 << 20
 	downSize = 2 << 20
-	// roundPages and roundRuns are the pages of one round of digests and the runs that they lie in. They fit upSize and
-	// downSize.
+	// roundPages and roundRuns are the numbers of pages of one round of digests, and of their runs. They fit into
+	// upSize and downSize.
 	roundPages = downSize / 8
 	roundRuns  = 1 << 16
 	// The blocks of the page kernels have 8 warps, one page each; this many blocks fill a multiprocessor.
@@ -25,12 +25,12 @@ const (
 	blocksPerSM  = 8
 )
 
-// runSize is the bytes of a run as the kernels take it: pages side by side in memory, by the address of the first and
-// its number in the round.
+// runSize is the size in bytes of a run for the kernels: the address of the first of several pages that are side by
+// side, and its number in the round.
 const runSize = 16
 
-// worker runs the page kernels, in jobs of its lane. It owns a module, memory of the device and page-locked memory of
-// the same layout: first what goes up, then what comes down, then the key.
+// worker runs the page kernels, in jobs of its lane. It owns a module, device memory, and page-locked memory of the
+// same layout: first the upload area, then the download area, then the key.
 type worker struct {
 	lane     *lane
 	module   moduleHandle
@@ -51,7 +51,7 @@ type worker struct {
 const (
 	downAt = upSize
 	keyAt  = upSize + downSize
-	// workSize is rounded up for nobody: the driver aligns what it allocates.
+	// workSize needs no rounding: the driver aligns its allocations.
 	workSize = keyAt + gpubackend.DigestKeySize
 )
 
@@ -91,7 +91,7 @@ func newWorker(l *lane, handle deviceHandle, key *gpubackend.DigestKey, ptx []by
 	return w, w.finish(w.up(keyAt, len(words)))
 }
 
-// load has the driver compile the kernels for this GPU. The PTX is copied, with the zero that must end it.
+// load lets the driver compile the kernels for this GPU. It copies the PTX to add the zero that must end it.
 func (w *worker) load(ptx []byte) error {
 	drv := w.lane.drv
 	image := append(append([]byte{}, ptx...), 0)
@@ -148,7 +148,7 @@ func (w *worker) down(off, n int) error {
 		w.lane.stream))
 }
 
-// launch queues a kernel, all of whose parameters are words.
+// launch queues a kernel whose parameters are all words.
 func (w *worker) launch(f functionHandle, blocks uint32, words ...uint64) error {
 	params := make([]unsafe.Pointer, len(words))
 	for i := range words {
@@ -163,8 +163,8 @@ func (w *worker) launch(f functionHandle, blocks uint32, words ...uint64) error 
 	return err
 }
 
-// finish waits for what was queued, of which err is the error so far. In any case the page-locked memory is the
-// worker's again after it.
+// finish waits for everything queued; err is the error so far. Afterwards the worker owns the page-locked memory again,
+// even with an error.
 func (w *worker) finish(err error) error {
 	if err == nil {
 		err = w.lane.sync(w.event)
@@ -194,7 +194,7 @@ func (w *worker) zero(ctx context.Context, base address, n int64) error {
 	return nil
 }
 
-// putWords stores words little-endian, as GPUs have them.
+// putWords stores words little-endian, the order of GPUs.
 func putWords(p []byte, words ...uint64) {
 	for i, w := range words {
 		binary.LittleEndian.PutUint64(p[8*i:], w)
