@@ -12,29 +12,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ahead reads ahead across files: where programs read the small files of a directory one after the other, the host's
-// page cache gets the next ones before they are asked for. Else each would take requests and a wait for the disk, one
-// after the other, and the kernel's own read-ahead ends with the file.
+// ahead reads ahead across files. When programs read the small files of a directory one after the other, ahead brings
+// the next ones into the host's page cache before they are asked for. Without it, each file would take requests and a
+// wait for the disk in turn: the kernel's own read-ahead ends with the file.
 //
-// A directory is read in order if the last few files that were read there are near each other in one of three orders:
-// by name with numbers counted as numbers, by name, and as the directory lists its names. Several readers that take
-// turns are one reader with small steps. Files that are read without order are left alone, and so are those that the
-// host has in its cache already. After as many reads as there are files, a directory is looked at anew: programs read
-// data sets again and again.
+// A directory is read in order if the last few files read there are near each other in one of three orders: by name
+// with numbers counted as numbers, by name, and as the directory lists its names. Several readers that take turns look
+// like one reader with small steps. Files read without order are left alone, and so are files that the host has cached.
+// A directory is looked at afresh after as many reads as it has files, because programs read data sets again and again.
 //
-// Only regular files are opened. As any open does, that breaks a lease (fcntl(2)) that somebody has on the file, and
-// asks those who have to permit opens (fanotify(7)). They see the daemon open files that no program has asked for yet.
+// Only regular files are opened. As any open does, this breaks a lease (fcntl(2)) on the file, and asks programs that
+// must permit opens (fanotify(7)). Those see the daemon open files that no program has asked for yet.
 //
-// Rejected: pushing the bytes on into the kernel's cache of the mount, so that no request is left. It took as much
+// Rejected: pushing the bytes into the kernel's cache of the mount, so that no request is left. It took as much
 // processor time as the requests, came later, and could meet a change in SOURCE.
 type ahead struct {
 	fs *fileSystem
 
 	mu   sync.Mutex
 	dirs map[*node]*aheadDir // protected by mu
-	// the order in which the next directory is taken to be read, or noOrder; protected by mu
+	// the order to try first in the next directory, or noOrder; protected by mu
 	trusted int
-	listing bool // some directory is being listed; protected by mu
+	listing bool // a directory is being listed; protected by mu
 
 	running sync.WaitGroup
 	ending  atomic.Bool
@@ -42,42 +41,43 @@ type ahead struct {
 }
 
 const (
-	// aheadLargest is the most bytes of a file that is read ahead, and of a read that tells of a small file.
+	// aheadLargest is the largest file that is read ahead, and the largest read that shows that a file is small, in
+	// bytes.
 	aheadLargest = maxRead
-	// aheadNear is how far apart files that are read one after the other may be in an order.
+	// aheadNear is how many places apart in an order consecutive reads may be.
 	aheadNear = 16
-	// aheadTold is how many files must have been read in a directory.
+	// aheadTold is how many files must be read in a directory before its order is known.
 	aheadTold = 3
-	// aheadFirst and aheadMost are how many files are read ahead at once, at first and at most.
+	// aheadFirst is how many files the first batch reads ahead, aheadMost how many any batch does.
 	aheadFirst, aheadMost = 32, 256
-	// aheadBytes are the most bytes that are read ahead at once.
+	// aheadBytes bounds the bytes of one batch.
 	aheadBytes = 8 << 20
-	// aheadDirs is how many directories are followed at a time, aheadNames how many names one may have, aheadAllNames
-	// how many all of them: some 300 bytes each.
+	// aheadDirs is how many directories are followed at a time. aheadNames bounds the names of one directory,
+	// aheadAllNames those of all directories. A name takes some 300 bytes.
 	aheadDirs, aheadNames, aheadAllNames = 64, 1 << 14, 1 << 17
-	// aheadProbe is how many files in a row that the host has already end it for a directory.
+	// aheadProbe is how many cached files in a row stop read-ahead in a directory.
 	aheadProbe = 8
 )
 
-// noOrder is that of a directory that is read at random, as far as is known.
+// noOrder marks a directory with no known order.
 const noOrder = -1
 
-// aheadDir is a directory in which files are read. All is protected by ahead.mu.
+// aheadDir is a directory in which files are read. All fields are protected by ahead.mu.
 type aheadDir struct {
 	used    time.Time
-	last    []string // the last files that were read, aheadTold at most
+	last    []string // the last files read, aheadTold at most
 	reads   int
-	listing bool         // is being listed, or was
+	listing bool         // is being listed, or has been
 	trusts  bool         // its order was chosen before enough files were read
-	skip    int          // reads until it is looked at anew; nothing is done until then
-	orders  []aheadOrder // nil before it was listed, and while skip is not 0
+	skip    int          // reads to ignore before the directory is looked at afresh
+	orders  []aheadOrder // nil before the directory was listed, and while skip is not 0
 	order   int
-	next    int // in the order, the first that was not asked for
+	next    int // place in the order of the first file that was not asked for
 	window  int
-	busy    bool // some are being asked for
+	busy    bool // a batch is being read
 }
 
-// aheadOrder is the names of a directory in an order, and where each of them is. It is immutable.
+// aheadOrder is the names of a directory in one order, and the place of each. It is immutable.
 type aheadOrder struct {
 	names []string
 	at    map[string]int
@@ -87,13 +87,13 @@ func newAhead(fs *fileSystem) *ahead {
 	return &ahead{fs: fs, dirs: make(map[*node]*aheadDir), trusted: noOrder}
 }
 
-// close ends reading ahead. No request is under way.
+// close ends reading ahead and waits for it. No request may be under way.
 func (a *ahead) close() {
 	a.ending.Store(true)
 	a.running.Wait()
 }
 
-// read notes that a program reads n, a small file, from its beginning, and that its bytes come from home.
+// read notes that a program reads the small file n from its beginning, with bytes from home.
 func (a *ahead) read(n *node) {
 	n.mu.Lock()
 	where := n.where
@@ -125,8 +125,8 @@ func (a *ahead) read(n *node) {
 	}
 }
 
-// dirLocked returns what is known of a directory. It forgets the one that was not used for longest where there are
-// many.
+// dirLocked returns the entry of a directory, and makes one if there is none. If there are too many, it forgets the
+// least recently used one.
 func (a *ahead) dirLocked(n *node) *aheadDir {
 	if d := a.dirs[n]; d != nil {
 		return d
@@ -145,10 +145,10 @@ func (a *ahead) dirLocked(n *node) *aheadDir {
 	return d
 }
 
-// rest has a directory left alone for so many reads.
+// rest ignores the directory for so many reads.
 func (d *aheadDir) rest(reads int) { d.skip, d.orders = max(reads, 1), nil }
 
-// boundLocked forgets directories that were not used for longest, but not d, until all have aheadAllNames at most.
+// boundLocked forgets the least recently used directories, except d, until all have at most aheadAllNames names.
 func (a *ahead) boundLocked(d *aheadDir) {
 	for {
 		names, oldest := len(d.orders[0].names), (*node)(nil)
@@ -168,8 +168,9 @@ func (a *ahead) boundLocked(d *aheadDir) {
 	}
 }
 
-// stepLocked reads ahead after a read in a directory that was listed. The order of the last directory is trusted once:
-// where more files are read in it, it is trusted again. So who reads a file of each directory costs no more than one.
+// stepLocked reads ahead after a read in a listed directory. It trusts the order of the last directory once; if enough
+// files of this directory are read in that order, the order is trusted again. So a program that reads one file of each
+// directory causes no more than one wrong guess.
 func (a *ahead) stepLocked(n *node, d *aheadDir) {
 	if d.order == noOrder || d.spread(d.order) > aheadNear {
 		d.order, d.next = d.chooseOrder(a.trusted), 0
@@ -202,8 +203,8 @@ func (a *ahead) stepLocked(n *node, d *aheadDir) {
 	a.running.Go(func() { a.fetch(n, d, order, begin, batch) })
 }
 
-// chooseOrder returns the order in which the last files were read, or noOrder. Where another directory was just read in
-// one, the first files of that order are enough.
+// chooseOrder returns the order in which the last files were read, or noOrder. For the trusted order of the last
+// directory, the first files of that order are enough.
 func (d *aheadDir) chooseOrder(trusted int) int {
 	best, least := noOrder, aheadNear+1
 	for i := range d.orders {
@@ -214,8 +215,8 @@ func (d *aheadDir) chooseOrder(trusted int) int {
 	return best
 }
 
-// spread returns how far apart the last files are in an order, or from its beginning where there are few. It is more
-// than aheadNear where one of them is not in it.
+// spread returns how many places apart the last files are in an order; if there are fewer than aheadTold, it counts
+// from the order's beginning. It is more than aheadNear if one of the files is not in the order.
 func (d *aheadDir) spread(order int) int {
 	least, most := math.MaxInt, 0
 	for _, name := range d.last {
@@ -231,7 +232,7 @@ func (d *aheadDir) spread(order int) int {
 	return most - least
 }
 
-// list lists a directory, and reads ahead in it if it is read in order.
+// list lists a directory, and reads ahead in it if programs read it in order.
 func (a *ahead) list(n *node, d *aheadDir) {
 	orders := a.ordersOf(n)
 	a.mu.Lock()
@@ -245,7 +246,8 @@ func (a *ahead) list(n *node, d *aheadDir) {
 	a.stepLocked(n, d)
 }
 
-// ordersOf returns the names of the regular files in a directory, or nil where it has too many or cannot be listed.
+// ordersOf returns the names of the regular files in a directory in each order. It returns nil if there are too many,
+// or if the directory cannot be listed.
 func (a *ahead) ordersOf(n *node) []aheadOrder {
 	d, err := a.fs.openDirectory(n, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOATIME)
 	if err != nil {
@@ -290,7 +292,7 @@ func (a *ahead) ordersOf(n *node) []aheadOrder {
 	return orders
 }
 
-// compareNumbers orders names as people do: f9 comes before f10.
+// compareNumbers orders names with numbers by value: f9 comes before f10.
 func compareNumbers(a, b string) int {
 	x, y := a, b
 	for x != "" && y != "" {
@@ -326,13 +328,13 @@ func digits(s string) int {
 	return n
 }
 
-// fetch has the host read files of a directory, of which the first is at begin in the order.
+// fetch makes the host read the named files of a directory. The first is at begin in the order.
 func (a *ahead) fetch(n *node, d *aheadDir, order, begin int, names []string) {
 	done, useless := a.fetchNames(n, names)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	d.busy = false
-	if d.order == order { // programs may have come further meanwhile
+	if d.order == order { // programs may have read further in the meantime
 		d.next = max(d.next, begin+done)
 	}
 	d.window = min(2*d.window, aheadMost)
@@ -341,8 +343,8 @@ func (a *ahead) fetch(n *node, d *aheadDir, order, begin int, names []string) {
 	}
 }
 
-// fetchNames returns how many names it came to, and whether that is of no use: the host has those files already, or the
-// directory is gone.
+// fetchNames reads files ahead until aheadBytes are reached, and returns how many names it handled. useless reports
+// that the host has the files already, or that the directory is gone.
 func (a *ahead) fetchNames(n *node, names []string) (done int, useless bool) {
 	dir, errno := a.fs.hold(n)
 	if errno != 0 {
@@ -365,7 +367,7 @@ func (a *ahead) fetchNames(n *node, names []string) (done int, useless bool) {
 	return len(names), false
 }
 
-// fetchName has the host begin to read a file, unless it has it already, or the file is large.
+// fetchName makes the host start reading a file, unless the file is large or cached already.
 func (a *ahead) fetchName(n *node, dir int, name string) (size int64, cached bool) {
 	fd, size, ok := a.openSmall(n, dir, name)
 	if !ok {
@@ -380,8 +382,8 @@ func (a *ahead) fetchName(n *node, dir int, name string) (size int64, cached boo
 	return size, false
 }
 
-// openSmall opens a small file of the directory n, whose descriptor is dir. It opens nothing else, whatever somebody
-// puts under the name meanwhile: devices do things when they are opened.
+// openSmall opens a small regular file of the directory n, whose descriptor is dir. It opens nothing else, even if the
+// name is replaced during the call: opening a device has side effects.
 func (a *ahead) openSmall(n *node, dir int, name string) (fd int, size int64, ok bool) {
 	path, err := a.fs.openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW, 0)
 	if err != nil {

@@ -13,11 +13,11 @@ import (
 
 const statxMask = unix.STATX_BASIC_STATS | unix.STATX_BTIME | unix.STATX_MNT_ID
 
-// statx describes name in the directory dir, not following it, or dir itself if name is empty.
+// statx describes name in the directory dir without following it. If name is empty, it describes dir itself.
 func statx(dir int, name string, st *unix.Statx_t) error { return statxWith(dir, name, 0, st) }
 
-// peek is statx with what the kernel knows: of filesystems that have a server, the attributes may be old and the birth
-// may be unknown. Where the name is the root of a filesystem mounted there, it asks no server of that.
+// peek is statx with the attributes that the kernel has cached. On a filesystem with a server they may be old, and the
+// birth time may be unknown. If name is a mountpoint, peek does not ask the server of the filesystem mounted there.
 func peek(dir int, name string, st *unix.Statx_t) error {
 	return statxWith(dir, name, unix.AT_STATX_DONT_SYNC, st)
 }
@@ -30,9 +30,10 @@ func statxWith(dir int, name string, flags int, st *unix.Statx_t) error {
 	return retry(func() error { return unix.Statx(dir, name, flags, statxMask, st) })
 }
 
-// statxIn describes name in the directory parent, whose descriptor is dir, for callers who hold parent.names or whose
-// request has the kernel lock the directory. It never asks the server of a filesystem mounted on name, which may hang:
-// foreign says that there is one. Its attributes may be old then, so the kernel may not keep them.
+// statxIn describes name in the directory parent, whose descriptor is dir. It is for callers that hold parent.names, or
+// whose request makes the kernel lock the directory. If another filesystem is mounted on name, statxIn sets foreign and
+// does not ask that filesystem's server, which may hang. The attributes may be old then, so the kernel must not keep
+// them.
 func (fs *fileSystem) statxIn(parent *node, dir int, name string, st *unix.Statx_t) (foreign bool, err error) {
 	if err := peek(dir, name, st); err != nil {
 		return false, err
@@ -42,12 +43,12 @@ func (fs *fileSystem) statxIn(parent *node, dir int, name string, st *unix.Statx
 		return true, nil
 	}
 	if dev == fs.root.key.dev && !fs.remote {
-		return false, nil // what the kernel knows is what there is
+		return false, nil // the kernel's attributes are current
 	}
 	return false, statx(dir, name, st)
 }
 
-// identify returns what tells the inode of st from others. Filesystems without birth times leave that part zero.
+// identify returns the identity of the inode that st describes. The birth is zero if the filesystem has no birth times.
 func identify(st *unix.Statx_t) identity {
 	who := identity{
 		key:  inodeKey{unix.Mkdev(st.Dev_major, st.Dev_minor), st.Ino},
@@ -59,33 +60,33 @@ func identify(st *unix.Statx_t) identity {
 	return who
 }
 
-// inodeNumber returns the number that programs see: the backing's own on the device of SOURCE, and mixed with the
-// device where another filesystem is mounted underneath, since the mount has one st_dev for all.
+// inodeNumber returns the inode number that programs see. On the device of SOURCE it is the backing file's own. For
+// filesystems mounted below, it is mixed with the device, because the mount has only one st_dev.
 func (fs *fileSystem) inodeNumber(k inodeKey) uint64 {
 	if k.dev == fs.root.key.dev {
 		return k.ino
 	}
-	// The finaliser of splitmix64; the top bit keeps clear of the numbers that filesystems count up from 1.
+	// The finaliser of splitmix64. The top bit avoids the numbers that filesystems count up from 1.
 	h := k.dev*0x9e3779b97f4a7c15 + k.ino
 	h = (h ^ h>>30) * 0xbf58476d1ce4e5b9
 	h = (h ^ h>>27) * 0x94d049bb133111eb
 	return (h ^ h>>31) | 1<<63
 }
 
-// Inode returns the number that programs see a file of the cache by.
+// Inode returns the inode number by which programs see a file of the cache.
 func (s *Server) Inode(id pagecache.FileID) uint64 { return s.fs.inodeNumber(inodeKey{id.Dev, id.Ino}) }
 
-// encodeDevice packs a device number as the protocol wants it (new_encode_dev of the kernel).
+// encodeDevice packs a device number as the protocol does (new_encode_dev of the kernel).
 func encodeDevice(major, minor uint32) uint32 {
 	return minor&0xff | major<<8 | (minor&^0xff)<<12
 }
 
-// decodeDevice is the inverse of encodeDevice, in the form mknod(2) wants.
+// decodeDevice is the inverse of encodeDevice, in the form for mknod(2).
 func decodeDevice(rdev uint32) int {
 	return int(unix.Mkdev(rdev>>8&0xfff, rdev&0xff|rdev>>12&0xfff00))
 }
 
-// fillAttr turns what the backing says into what the kernel is told.
+// fillAttr fills the answer to the kernel from the attributes of the backing file.
 func (fs *fileSystem) fillAttr(a *fuse.Attr, st *unix.Statx_t) {
 	a.Ino = fs.inodeNumber(inodeKey{unix.Mkdev(st.Dev_major, st.Dev_minor), st.Ino})
 	a.Size = st.Size
@@ -121,9 +122,9 @@ func (fs *fileSystem) fillAttrOut(out *fuse.AttrOut, n *node, st *unix.Statx_t) 
 	fs.fillAttr(&out.Attr, &shown)
 }
 
-// showReleases makes of what home says of n what it will say once everything released is there. Programs that copy
-// files, tar among them, take a file with fewer blocks than bytes for one with holes, and one without blocks for one
-// without data.
+// showReleases changes st from what home says now to what it will say once all released bytes are home. Otherwise
+// programs that copy files, such as tar, would take a file with fewer blocks than bytes for a sparse one, and a file
+// without blocks for one without data.
 func (n *node) showReleases(st *unix.Statx_t) {
 	c := n.data.Load()
 	if c == nil {
@@ -155,7 +156,7 @@ func (fs *fileSystem) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *f
 	return fuse.OK
 }
 
-// Statx implements fuse.RawFileSystem. The kernel asks for it where a program wants the birth time.
+// Statx implements fuse.RawFileSystem. The kernel sends it when a program asks for the birth time.
 func (fs *fileSystem) Statx(cancel <-chan struct{}, in *fuse.StatxIn, out *fuse.StatxOut) fuse.Status {
 	var st unix.Statx_t
 	fs.beforeWrite(cancel, &in.InHeader)

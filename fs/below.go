@@ -10,12 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Filesystems may be mounted below SOURCE, and unmounted, while the mount is there. The kernel is told at once, since
-// no event tells of it (tree.go) and the kernel may keep the name for a minute. The daemon keeps no descriptor on such
-// a filesystem but for what is open or devices hold, or it could not be unmounted.
+// Filesystems may be mounted below SOURCE, and unmounted, while the mount exists. The daemon tells the kernel at once:
+// no event reports this (tree.go), and the kernel may keep the name for a minute. The daemon keeps no descriptor on
+// such a filesystem, except for open files and files that devices hold. Otherwise the filesystem could not be
+// unmounted.
 
-// followBelow has the kernel drop the names of mountpoints below SOURCE that appear or go away, until ctx ends. As for
-// other changes (tree), it tells the kernel twice.
+// followBelow makes the kernel drop the names of mountpoints below SOURCE that appear or disappear, until ctx ends. It
+// tells the kernel twice, as tree does.
 func (fs *fileSystem) followBelow(ctx context.Context) {
 	latest := make(chan []MountInfo, 1)
 	fs.strict.follow(func(mounts []MountInfo) {
@@ -23,7 +24,7 @@ func (fs *fileSystem) followBelow(ctx context.Context) {
 		case <-latest:
 		default:
 		}
-		latest <- mounts // only one at a time is here
+		latest <- mounts // does not block: calls come one at a time
 	})
 	var known map[mountBelow]struct{}
 	var again []changedBelow // oldest first
@@ -49,7 +50,7 @@ func (fs *fileSystem) followBelow(ctx context.Context) {
 	}
 }
 
-// changedBelow are paths in SOURCE of which the kernel is told a second time.
+// changedBelow are paths in SOURCE that the kernel is told of a second time.
 type changedBelow struct {
 	at    time.Time
 	paths map[string]struct{}
@@ -57,12 +58,12 @@ type changedBelow struct {
 
 // mountBelow is a mount below SOURCE.
 type mountBelow struct {
-	number uint64 // the kernel's, which it gives again
+	number uint64 // the kernel's mount number, which may be reused
 	device string
 	path   string // in SOURCE
 }
 
-// mountsBelow returns those of mounts that are below SOURCE.
+// mountsBelow returns the mounts that are below SOURCE.
 func (fs *fileSystem) mountsBelow(mounts []MountInfo) map[mountBelow]struct{} {
 	found := make(map[mountBelow]struct{})
 	source, err := os.Readlink(procPath(fs.root.fd))
@@ -80,7 +81,7 @@ func (fs *fileSystem) mountsBelow(mounts []MountInfo) map[mountBelow]struct{} {
 	return found
 }
 
-// changedPaths returns where a mount is in one of a and b only.
+// changedPaths returns the paths of mounts that are in only one of a and b.
 func changedPaths(a, b map[mountBelow]struct{}) map[string]struct{} {
 	changed := make(map[string]struct{})
 	for _, pair := range [][2]map[mountBelow]struct{}{{a, b}, {b, a}} {
@@ -93,11 +94,11 @@ func changedPaths(a, b map[mountBelow]struct{}) map[string]struct{} {
 	return changed
 }
 
-// dropPaths has the kernel drop the names that lead to some paths in SOURCE. They are found by their directories: a
-// file that is mounted there may have been looked up last by another of its names.
+// dropPaths makes the kernel drop the names of some paths in SOURCE. It finds them by their directories: a file that is
+// mounted there may have been looked up last by another name.
 func (fs *fileSystem) dropPaths(paths map[string]struct{}) {
-	names := make(map[string][]string) // by the path of their directory
-	bases := make(map[string]struct{}) // of these paths
+	names := make(map[string][]string) // names, by the path of their directory
+	bases := make(map[string]struct{}) // last elements of these directory paths
 	for path := range paths {
 		dir, name := filepath.Split(path)
 		dir = strings.TrimSuffix(dir, "/")
@@ -106,7 +107,7 @@ func (fs *fileSystem) dropPaths(paths map[string]struct{}) {
 	}
 	for _, n := range fs.table.byID.all() {
 		n.mu.Lock()
-		base := n.where.name // of the root it is empty
+		base := n.where.name // empty for the root
 		n.mu.Unlock()
 		if _, may := bases[base]; !may || n.kind != unix.S_IFDIR {
 			continue

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// make creates name in the directory parentID by calling call with the directory's descriptor, on behalf of who, and
-// answers with the new entry.
+// make creates name in the directory parentID on behalf of who, and answers with the new entry. It calls call with the
+// directory's descriptor.
 func (fs *fileSystem) make(
 	parentID uint64, name string, who *fuse.Caller, out *fuse.EntryOut, call func(dir int) error,
 ) fuse.Status {
@@ -72,19 +72,20 @@ func (fs *fileSystem) Link(_ <-chan struct{}, in *fuse.LinkIn, name string, out 
 	same := sameMount(fd, dir)
 	fs.unhold(parent)
 	if !same {
-		return fuse.Status(syscall.EXDEV) // the kernel has locked the directory, so the file is not even looked at
+		return fuse.Status(syscall.EXDEV) // the kernel has locked the directory, so a file on another mount is not even looked at
 	}
 	touch := beginTouch(old, fd)
 	defer touch.endWith(fd)
-	// The name may take a block of the directory. Whether the caller may link to the file (protected_hardlinks) was
-	// decided by the kernel.
+	// The name may take a block of the directory. The kernel has decided whether the caller may link to the file
+	// (protected_hardlinks).
 	return fs.make(in.NodeId, name, &in.Caller, out, func(dir int) error {
 		return unix.Linkat(unix.AT_FDCWD, procPath(fd), dir, name, unix.AT_SYMLINK_FOLLOW)
 	})
 }
 
-// Create implements fuse.RawFileSystem. The file is always made exclusively: opening one that somebody made in SOURCE
-// meanwhile would go past the kernel's permission check. ESTALE makes the kernel look again, and find and check it.
+// Create implements fuse.RawFileSystem. It always makes the file exclusively: opening a file that was just made
+// directly in SOURCE would bypass the kernel's permission check. ESTALE makes the kernel look the name up again and
+// check that file.
 func (fs *fileSystem) Create(_ <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
 	parent, dir, errno := fs.directory(in.NodeId, name)
 	if errno != 0 {
@@ -123,8 +124,7 @@ func (fs *fileSystem) Tmpfile(_ <-chan struct{}, in *fuse.CreateIn, out *fuse.Cr
 	}
 	defer fs.unhold(parent)
 	flags, direct := fs.backingFlags(in.Flags)
-	// O_EXCL would keep the file from ever getting a name; the kernel remembers that by itself for the inode of the
-	// mount.
+	// O_EXCL would keep the file from ever getting a name. The kernel enforces that itself for the mount's inode.
 	flags |= unix.O_TMPFILE
 	mode := creationMode(dir, in.Mode, in.Umask)
 	fd := -1
@@ -138,8 +138,8 @@ func (fs *fileSystem) Tmpfile(_ <-chan struct{}, in *fuse.CreateIn, out *fuse.Cr
 	return fs.answerCreate(nil, "", fd, in, direct, out)
 }
 
-// answerCreate answers with the new file that fd is open on, which it takes over. A file without a name has no parent
-// and keeps a descriptor of its own.
+// answerCreate takes over fd, which is open on a new file, and answers with that file. A file without a name has no
+// parent and keeps a descriptor of its own.
 func (fs *fileSystem) answerCreate(
 	parent *node, name string, fd int, in *fuse.CreateIn, direct bool, out *fuse.CreateOut,
 ) fuse.Status {
@@ -167,7 +167,7 @@ func (fs *fileSystem) answerCreate(
 	return fuse.OK
 }
 
-// pinTo gives n an O_PATH descriptor of what fd is open on.
+// pinTo gives n an O_PATH descriptor of the file that fd is open on, if n has no descriptor.
 func (fs *fileSystem) pinTo(n *node, fd int) syscall.Errno {
 	n.mu.Lock()
 	defer n.mu.Unlock()

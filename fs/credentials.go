@@ -10,26 +10,29 @@ import (
 )
 
 // New files must get the caller's owner and group, and the mode that umask, set-gid directory and default ACL give, in
-// the one backing call that makes them: whoever looks in between, on the mount or in SOURCE, must not see a file of
-// root's or with a wider mode.
+// the one backing call that creates them. Otherwise programs on the mount or in SOURCE could briefly see a file that
+// root owns, or one with a wider mode.
 //
-// Calls that take blocks or inodes are made with the caller's right to them: filesystems keep some for root, and check
-// quotas, by the filesystem user of the thread and by its CAP_SYS_RESOURCE.
+// Calls that take blocks or inodes use the caller's right to them. Filesystems keep some for root and check quotas by
+// the thread's filesystem user and its CAP_SYS_RESOURCE.
 //
-// So a thread gets the caller's filesystem user (setfsuid(2)), and for new files the group, for the one call. The
-// kernel takes the filesystem capabilities away from a thread that leaves user 0. They are kept, because the kernel
-// already checked the caller's permission, with supplementary groups that are not known here. CAP_SYS_RESOURCE is not.
+// So for one call the thread gets the caller's filesystem user (setfsuid(2)) and, for new files, the group. The kernel
+// takes the filesystem capabilities away from a thread that leaves user 0. The daemon keeps them, because the kernel
+// has already checked the caller's permission, with supplementary groups that the daemon does not know. It does not
+// keep CAP_SYS_RESOURCE.
 //
-// A call that changes the credentials of a thread takes longer than a small write, so there are as few as possible. A
-// thread that serves an ordinary user loses CAP_SYS_RESOURCE for good, and is told to keep its capabilities when its
-// user changes (SECBIT_NO_SETUID_FIXUP). The daemon does nothing of its own that needs either. Root's calls get the
-// capability back when they fail for want of space. Rejected: threads kept for one user each, since handing a call over
-// costs more; looking whether the disk is nearly full, since users can fill it between the look and the write.
+// Changing a thread's credentials takes longer than a small write, so there are as few changes as possible. A thread
+// that serves an ordinary user loses CAP_SYS_RESOURCE for good, and keeps its other capabilities when its user changes
+// (SECBIT_NO_SETUID_FIXUP). The daemon's own work needs neither. Root's calls get the capability back if they fail for
+// lack of space.
 //
-// The umask of the process is 0 for good. Where a directory has a default ACL the backing must get the mode as the
-// program gave it, and ignores the umask; where not, the umask is taken off here. A umask per thread
-// (unshare(CLONE_FS)) would do without asking for the ACL, but needs threads of its own, and handing a call to one
-// costs several times as much as asking.
+// Rejected: one thread per user, since handing a call over costs more. Rejected: looking whether the disk is nearly
+// full, since users can fill it between the look and the write.
+//
+// The umask of the process is always 0. If a directory has a default ACL, the backing filesystem must get the mode as
+// the program gave it, and ignores the umask. Otherwise the umask is applied here. A umask per thread
+// (unshare(CLONE_FS)) would save asking for the ACL, but needs threads of its own, and handing a call to one costs
+// several times as much as asking.
 
 // secureNoSetuidFixup is SECBIT_NO_SETUID_FIXUP of capabilities(7).
 const secureNoSetuidFixup = 1 << 2
@@ -41,11 +44,11 @@ type capabilities [2]unix.CapUserData
 type creator struct {
 	// switches says that the process may act as other users.
 	switches bool
-	// marked says that threads without CAP_SYS_RESOURCE can be told by SECBIT_NO_SETUID_FIXUP: no thread had it at
+	// marked says that SECBIT_NO_SETUID_FIXUP marks the threads without CAP_SYS_RESOURCE: no thread had the bit at
 	// first.
 	marked   bool
 	uid, gid uint32
-	// caps is what the thread may do while it acts as an ordinary user, own what it may do otherwise.
+	// caps is the thread's capabilities while it acts as an ordinary user, own those at other times.
 	caps, own capabilities
 }
 
@@ -65,7 +68,7 @@ func newCreator() (creator, error) {
 	return c, nil
 }
 
-// newThreadsAreUnmarked is found out before any thread is marked.
+// newThreadsAreUnmarked is evaluated before any thread is marked.
 var newThreadsAreUnmarked = secureBits()&secureNoSetuidFixup == 0
 
 func secureBits() uintptr {
@@ -74,12 +77,13 @@ func secureBits() uintptr {
 }
 
 // as runs call with the caller's filesystem user and group, for calls that make inodes. call makes system calls only:
-// it must not park the goroutine on anything that another creation could be waiting for.
+// it must not park the goroutine on anything that another creation may be waiting for.
 func (c *creator) as(who *fuse.Caller, call func() error) error {
 	return c.with(who.Uid, who.Gid, call)
 }
 
-// spend runs call, which may take space of the backing filesystem, with the user's right to that. call is as for as.
+// spend runs call, which may take space of the backing filesystem, with the user's right to space. The rules for call
+// are those of as.
 func (c *creator) spend(uid uint32, call func() error) error {
 	return c.with(uid, c.gid, call)
 }
@@ -118,8 +122,8 @@ func (c *creator) with(uid, gid uint32, call func() error) error {
 	return call()
 }
 
-// mark has the thread keep its capabilities, but for CAP_SYS_RESOURCE, whatever its filesystem user. It reports false
-// where that is not possible, and then the capabilities are to be set after each change of the user.
+// mark lets the thread keep its capabilities, except CAP_SYS_RESOURCE, when its filesystem user changes. It returns
+// false if that is not possible; then the caller sets the capabilities after each change of the user.
 func (c *creator) mark() (lasting bool, errno syscall.Errno) {
 	if !c.marked {
 		return false, 0
@@ -128,7 +132,7 @@ func (c *creator) mark() (lasting bool, errno syscall.Errno) {
 	if bits&secureNoSetuidFixup != 0 {
 		return true, 0
 	}
-	// The capability goes first: a thread that has the bit is done.
+	// The capability goes first: a thread with the bit is taken to lack it.
 	if errno := capset(&c.caps); errno != 0 {
 		return false, errno
 	}
@@ -136,7 +140,7 @@ func (c *creator) mark() (lasting bool, errno syscall.Errno) {
 	return errno == 0, 0
 }
 
-// restore gives the thread its own user back. A thread that cannot get it back must never run anything else.
+// restore gives the thread the daemon's user back. A thread that cannot get it back must never run anything else.
 func (c *creator) restore(lasting bool) {
 	c.ownID(unix.SYS_SETFSUID, c.uid)
 	if !lasting {
@@ -144,15 +148,15 @@ func (c *creator) restore(lasting bool) {
 	}
 }
 
-// ownID gives the thread the daemon's own filesystem user or group back.
+// ownID gives the thread the daemon's filesystem user or group back. It panics if that fails.
 func (c *creator) ownID(call uintptr, id uint32) {
 	if !setfsid(call, id) {
 		panic("gaiafs: a thread that acted as a user cannot become the daemon's again")
 	}
 }
 
-// fully runs call for the user that the daemon runs as. Where it fails for want of space, it is run once more with
-// CAP_SYS_RESOURCE, which the thread may have lost to an ordinary user.
+// fully runs call as the daemon's own user. If call fails for lack of space, fully runs it once more with
+// CAP_SYS_RESOURCE, which the thread may have lost by serving an ordinary user.
 func (c *creator) fully(call func() error) error {
 	err := call()
 	if err != syscall.ENOSPC && err != syscall.EDQUOT || c.own == c.caps {
@@ -163,20 +167,20 @@ func (c *creator) fully(call func() error) error {
 	if errno := capset(&c.own); errno != 0 {
 		return err
 	}
-	defer mustCapset(&c.caps) // a thread that was marked must not have it
+	defer mustCapset(&c.caps) // a marked thread must not have it
 	return call()
 }
 
-// setfsid sets the filesystem user or group of the calling thread alone, and reports whether it did: the kernel may
-// know no such user, or lack memory for the new credentials.
+// setfsid sets the filesystem user or group of the calling thread only, and reports whether it worked: the user
+// namespace may have no such user, or memory for the new credentials may be lacking.
 func setfsid(call uintptr, id uint32) bool {
-	// These calls return the previous value, whether they worked or not (setfsuid(2)). No user has the number -1.
+	// These calls return the previous value on success and on failure (setfsuid(2)). No user has the number -1.
 	_, _, _ = unix.RawSyscall(call, uintptr(id), 0, 0)
 	now, _, _ := unix.RawSyscall(call, ^uintptr(0), 0, 0)
 	return uint32(now) == id
 }
 
-// mustCapset is capset for a thread that must not run anything else with the capabilities that it has.
+// mustCapset is capset for a thread that must not continue with the capabilities that it has. It panics on failure.
 func mustCapset(data *capabilities) {
 	if errno := capset(data); errno != 0 {
 		panic("gaiafs: a thread's capabilities cannot be set: " + errno.Error())
@@ -190,8 +194,8 @@ func capset(data *capabilities) syscall.Errno {
 	return errno
 }
 
-// creationMode returns the mode to create with in the directory of descriptor dir, for a program that asked for mode
-// under umask.
+// creationMode returns the mode to pass to the backing call that creates a file in the directory dir, if a program
+// asked for mode under umask.
 func creationMode(dir int, mode, umask uint32) uint32 {
 	if mode&umask&0777 == 0 || hasDefaultACL(dir) {
 		return mode & 07777
@@ -199,7 +203,7 @@ func creationMode(dir int, mode, umask uint32) uint32 {
 	return mode &^ umask & 07777
 }
 
-// hasDefaultACL reports whether the directory of the O_PATH descriptor dir passes an ACL on to what is made in it.
+// hasDefaultACL reports whether the directory of the O_PATH descriptor dir has a default ACL.
 func hasDefaultACL(dir int) bool {
 	n, err := unix.Getxattr(procPath(dir), "system.posix_acl_default", nil)
 	return err == nil && n > 0

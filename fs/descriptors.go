@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// descriptors bounds how many nodes have a descriptor open. When there are too many, a clock hand goes round and closes
-// those that were not used since it last came by. Descriptors in use, and those of nodes that could not be found again,
-// are left open, so the bound is a wish.
+// descriptors limits how many nodes have an open descriptor. If there are too many, a clock hand goes round and closes
+// the descriptors that were not used since it last passed. It leaves open descriptors in use and those of nodes that
+// could not be found again. So the limit is not strict.
 type descriptors struct {
 	limit int // immutable
 
@@ -21,11 +21,11 @@ type descriptors struct {
 	mu    sync.Mutex
 	ring  []*node            // nodes with a descriptor; protected by mu
 	hand  int                // protected by mu
-	below map[*node]struct{} // of these, those on mounts below SOURCE, and others that have been; protected by mu
+	below map[*node]struct{} // nodes that are, or were, on mounts below SOURCE; protected by mu
 }
 
-// belowIdle is how often descriptors on mounts below SOURCE that nobody used are closed: each lasts once or twice as
-// long. Were they closed right after use, each request would open a directory, and all those above it, anew.
+// belowIdle is the interval at which idle descriptors on mounts below SOURCE are closed. An idle descriptor lasts one
+// or two intervals. If it were closed right after use, each request would open all directories on the way anew.
 const belowIdle = 10 * time.Millisecond
 
 // add notes that n has a descriptor. The caller holds n.mu.
@@ -36,7 +36,7 @@ func (d *descriptors) add(n *node) {
 	d.mu.Unlock()
 }
 
-// addBelow has the descriptor of n closed once it is idle. The caller holds n.mu.
+// addBelow marks the descriptor of n to be closed once it is idle. The caller holds n.mu.
 func (d *descriptors) addBelow(n *node) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -71,7 +71,7 @@ func (d *descriptors) closeBelow(ctx context.Context) {
 	}
 }
 
-// closeIdleBelow closes those that were not used since it was last called, and reports whether others are left.
+// closeIdleBelow closes the descriptors that were not used since its last call, and reports whether others are left.
 func (d *descriptors) closeIdleBelow() (left bool) {
 	d.mu.Lock()
 	nodes := slices.Collect(maps.Keys(d.below))
@@ -97,7 +97,7 @@ func (d *descriptors) closeIdleBelow() (left bool) {
 	return len(d.below) > 0
 }
 
-// remove notes that n has none any more. The caller holds n.mu.
+// remove notes that n no longer has a descriptor. The caller holds n.mu.
 func (d *descriptors) remove(n *node) {
 	d.mu.Lock()
 	d.removeLocked(n)
@@ -129,7 +129,8 @@ func (d *descriptors) trim() {
 	}
 }
 
-// shed closes about half of the idle descriptors, for want of any, and reports whether it closed one.
+// shed closes about half of the descriptors if they are idle, and reports whether it closed any. It is for callers that
+// got EMFILE or ENFILE.
 func (d *descriptors) shed() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -138,14 +139,14 @@ func (d *descriptors) shed() bool {
 	return len(d.ring) < before
 }
 
-// closeLocked closes idle descriptors until at most target are left, going round at most twice.
+// closeLocked closes idle descriptors until at most target are left. It goes round at most twice.
 func (d *descriptors) closeLocked(target int) {
 	for steps := 2 * len(d.ring); steps > 0 && len(d.ring) > target; steps-- {
 		if d.hand >= len(d.ring) {
 			d.hand = 0
 		}
 		n := d.ring[d.hand]
-		// A node that somebody has locked is in use. Waiting for it would turn the lock order round.
+		// A locked node is in use. Waiting for its lock would invert the lock order.
 		if !n.mu.TryLock() {
 			d.hand++
 			continue

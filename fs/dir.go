@@ -9,24 +9,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// direntBuffer is how many bytes of entries are asked of the backing at once.
+// direntBuffer is the buffer size, in bytes, for reading directory entries.
 const direntBuffer = 32 << 10
 
-// openDir is an open directory. The offsets that the kernel sees are the backing's own, so that seekdir works and what
-// happens to entries made or removed meanwhile is up to the backing.
+// openDir is an open directory. The kernel sees the backing directory's own offsets. So seekdir works, and the backing
+// filesystem decides whether entries made or removed in the meantime are listed.
 type openDir struct {
 	node   *node
 	handle uint64
 	fd     int
 
 	mu     sync.Mutex
-	buf    []byte // entries as the backing gave them; protected by mu
-	next   int    // the first in buf that was not passed on; protected by mu
+	buf    []byte // entries as the backing filesystem returned them; protected by mu
+	next   int    // the first entry in buf that was not passed on; protected by mu
 	filled int    // end of the entries in buf; protected by mu
 	offset int64  // of the entry at next; protected by mu
 }
 
-// dirent is one entry, whose name is good until the buffer is filled again.
+// dirent is one entry. Its name is valid until the buffer is filled again.
 type dirent struct {
 	ino    uint64
 	offset int64 // of the entry after it
@@ -38,7 +38,7 @@ type dirent struct {
 // OpenDir implements fuse.RawFileSystem.
 func (fs *fileSystem) OpenDir(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	if fs.kernelOpens {
-		return fuse.ENOSYS // the kernel asks no more
+		return fuse.ENOSYS // the kernel does not ask again
 	}
 	n := fs.node(in.NodeId)
 	if n == nil {
@@ -87,7 +87,7 @@ func (fs *fileSystem) ReadDir(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirE
 	})
 }
 
-// ReadDirPlus implements fuse.RawFileSystem. Entries become nodes without being opened.
+// ReadDirPlus implements fuse.RawFileSystem. It makes nodes of the entries without opening them.
 func (fs *fileSystem) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
 	d, errno := fs.useDir(&in.InHeader, in.Fh)
 	if errno != 0 {
@@ -105,12 +105,12 @@ func (fs *fileSystem) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *
 			return false
 		}
 		if !entryName(entry.Name) {
-			return true // "." and ".." are no lookups
+			return true // the kernel takes no reference for "." and ".."
 		}
 		var st unix.Statx_t
 		foreign, err := fs.statxIn(d.node, d.fd, entry.Name, &st)
 		if err != nil {
-			return true // gone meanwhile; without a node the kernel takes it as a mere name
+			return true // gone by now; without a node the kernel takes it as a mere name
 		}
 		out.FixMode(uint32(st.Mode))
 		n := fs.register(d.node, entry.Name, &st)
@@ -127,8 +127,8 @@ func (e *dirent) toFuse() fuse.DirEntry {
 	return fuse.DirEntry{Ino: e.ino, Mode: uint32(e.kind) << 12, Name: string(e.name), Off: uint64(e.offset)}
 }
 
-// each passes the entries from offset on to add, until it returns false or the directory ends. d.mu is held. An error
-// after some entries were added is left for the next request.
+// each passes the entries from offset on to add, until add returns false or the directory ends. The caller holds d.mu.
+// An error after the first entry is left for the next request.
 func (d *openDir) each(offset int64, out *fuse.DirEntryList, add func(*dirent) bool) fuse.Status {
 	if offset != d.offset || offset == 0 {
 		if _, err := unix.Seek(d.fd, offset, unix.SEEK_SET); err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// toErrno returns the errno in err, 0 for nil and EIO for an error that carries none.
+// toErrno returns the errno in err: 0 for nil, EINTR for a cancelled context, and EIO for an error that carries none.
 func toErrno(err error) syscall.Errno {
 	if err == nil {
 		return 0

@@ -12,52 +12,52 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// events report what others do to files of SOURCE that a device holds, or that have been open on the mount for a while.
-// They improve on attributes in two ways: a change by others is noticed even while the mount is changing the file
-// itself, and a file that was read on the mount and grows in SOURCE shows its new size within milliseconds.
+// events reports changes made directly in SOURCE to files that a device holds, or that have been open on the mount for
+// a while. Events improve on attributes in two ways. A foreign change is noticed even while the mount changes the same
+// file. And a file that was read on the mount and grows in SOURCE shows its new size within milliseconds.
 //
-// They come from fanotify, which says who made the change. Where the kernel or SOURCE does not allow that, they come
-// from inotify, which does not say so: then they only make files grow. Stores through mmap in SOURCE cause no events,
-// nor do changes that other machines make to a network filesystem. So attributes are compared as well, and nothing
-// depends on events: a file that cannot be watched, or a queue that overflows, costs only what events add.
+// Events come from fanotify, which says who made the change. If the kernel or SOURCE does not allow fanotify, they come
+// from inotify, which does not say who: then they only make files grow. Stores through mmap in SOURCE cause no events,
+// and neither do changes that other machines make to a network filesystem. So attributes are compared as well, and
+// nothing depends on events: a file that cannot be watched, or a queue that overflows, costs only what events add.
 //
-// Only files of SOURCE's own filesystem are watched, and only where that is a local one: no system call here waits for
-// a server. None is made with mu held.
+// Only files of SOURCE's own filesystem are watched, and only if it is a local one, so no system call here waits for a
+// server. None is made with mu held.
 //
-// Events are read when a witness looks. Otherwise they are read after a rest, because the mount's own writes cause
-// events too, and the kernel merges them meanwhile.
+// Events are read when a witness looks. Otherwise they are read after a pause, because the mount's own writes cause
+// events too, and the kernel merges them during the pause.
 type events struct {
 	kind   string // EventsFanotify, EventsInotify or EventsOff; immutable
 	root   inodeKey
-	fsid   [8]byte // of SOURCE's filesystem, as fanotify names it; immutable
-	most   int     // files that are watched at most; immutable
+	fsid   [8]byte // the id of SOURCE's filesystem in fanotify events; immutable
+	most   int     // limit of watched files; immutable
 	log    *slog.Logger
-	notice func(k inodeKey) // called for each file that may have been changed; does not block
+	notice func(k inodeKey) // called for each file that may have changed; does not block
 	file   *os.File         // nil without events
-	fd     int              // that of file
+	fd     int              // the descriptor of file
 	wake   chan struct{}
-	rested chan struct{} // has an element when run has read what was there
+	rested chan struct{} // has an element when run has read the pending events
 	stop   chan struct{}
 	ended  sync.WaitGroup
 	// overflows counts how often the kernel dropped events.
 	overflows atomic.Int64
 
 	reading sync.Mutex            // comes before mu
-	changed map[inodeKey]struct{} // files that notice has yet to be called for; protected by reading
+	changed map[inodeKey]struct{} // files that notice is still to be called for; protected by reading
 	done    bool                  // fd is closed; protected by reading
 
 	mu      sync.Mutex
 	marks   map[inodeKey]*mark // protected by mu
-	named   map[string]*mark   // by the name that events give the file; protected by mu
+	named   map[string]*mark   // by the id that events give the file; protected by mu
 	young   []youngFile        // protected by mu
 	closed  bool               // protected by mu
-	refused bool               // some file could not be watched; protected by mu
+	refused bool               // a file could not be watched, and the log says so; protected by mu
 }
 
-// What Options.Events may be. Server.Events returns one of them, but not EventsAuto.
+// Values of Options.Events. Server.Events returns one of them, never EventsAuto.
 const (
 	EventsAuto     = "auto" // the first of fanotify, inotify and off that works
-	EventsAll      = "all"  // EventsAuto, and the tree, where that is possible
+	EventsAll      = "all"  // EventsAuto and, if possible, events of the whole tree
 	EventsFanotify = "fanotify"
 	EventsInotify  = "inotify"
 	EventsOff      = "off"
@@ -66,7 +66,7 @@ const (
 // eventsRest is the pause after events were read.
 const eventsRest = 10 * time.Millisecond
 
-// newEvents opens a source of events, for a SOURCE whose root is open as fd.
+// newEvents starts reading events of the SOURCE whose root is open as fd.
 func newEvents(choice string, root inodeKey, fd int, log *slog.Logger, notice func(inodeKey)) *events {
 	e := &events{
 		kind: EventsOff, root: root, most: mostMarks, log: log, notice: notice, fd: -1,
@@ -87,7 +87,7 @@ func newEvents(choice string, root inodeKey, fd int, log *slog.Logger, notice fu
 			}
 			break
 		}
-		log.Info("this kernel or SOURCE gives no events of this kind", "events", kind, "error", err)
+		log.Info("the kernel or SOURCE does not provide events of this kind", "events", kind, "error", err)
 	}
 	if e.kind == EventsOff {
 		return e
@@ -98,10 +98,11 @@ func newEvents(choice string, root inodeKey, fd int, log *slog.Logger, notice fu
 	return e
 }
 
-// open tries one kind. It marks root for a moment: some filesystems have no handles, which fanotify needs.
+// open tries one kind of events. It marks root for a moment, because some filesystems lack the handles that fanotify
+// needs.
 func (e *events) open(kind string, root int) (err error) {
 	if mayBeRemote(root) {
-		return errors.New("SOURCE may have a server, which would not report what others do there")
+		return errors.New("SOURCE may be on a network filesystem, which does not report changes by other machines")
 	}
 	if kind == EventsFanotify {
 		var st unix.Statfs_t
@@ -131,7 +132,7 @@ func (e *events) open(kind string, root int) (err error) {
 	return nil
 }
 
-// close ends it. Marks may still be given back.
+// close ends reading events and waits for it. unwatch may still be called.
 func (e *events) close() {
 	if e.file == nil {
 		return
@@ -147,11 +148,11 @@ func (e *events) close() {
 	e.ended.Wait()
 }
 
-// wait wakes run when events are there.
+// wait wakes run when there are events to read.
 func (e *events) wait() {
 	raw, err := e.file.SyscallConn()
 	for err == nil {
-		// What became readable before Read is not told again: so the file is asked.
+		// Read does not report what became readable before it, so ask the file.
 		err = raw.Read(func(fd uintptr) bool { return readable(int(fd)) })
 		e.wakeUp()
 		select {
@@ -162,7 +163,7 @@ func (e *events) wait() {
 	}
 }
 
-// readable reports whether fd can be read. If that cannot be found out, whoever reads finds out why.
+// readable reports whether fd can be read. If poll fails, it returns true, and the reader gets the error.
 func readable(fd int) bool {
 	for {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
@@ -179,7 +180,7 @@ func (e *events) wakeUp() {
 	}
 }
 
-// run reads events while no witness looks, and watches files that stay open.
+// run reads events while no witness looks, and starts to watch files that stay open.
 func (e *events) run() {
 	var later <-chan time.Time
 	for {
@@ -212,7 +213,7 @@ func (e *events) run() {
 	}
 }
 
-// drain reads all events that are there. Changes that others made before drain was called are noted when it returns.
+// drain reads all pending events. When it returns, all foreign changes made before the call are noted.
 func (e *events) drain() {
 	if e.file == nil {
 		return
@@ -235,7 +236,7 @@ func (e *events) drain() {
 	}
 }
 
-// take notes what events say. reading is held.
+// take notes the changes that events report. The caller holds reading.
 func (e *events) take(b []byte) {
 	parse := parseFanotify
 	if e.kind == EventsInotify {
@@ -248,7 +249,7 @@ func (e *events) take(b []byte) {
 		case ev.overflow:
 			// Any file may have changed.
 			if e.overflows.Add(1) == 1 {
-				e.log.Warn("the kernel dropped events of SOURCE: all files that are watched count as changed once",
+				e.log.Warn("the kernel dropped events of SOURCE: every watched file counts as changed once",
 					"events", e.kind)
 			}
 			for _, m := range e.marks {
@@ -260,7 +261,7 @@ func (e *events) take(b []byte) {
 	}
 }
 
-// noteLocked notes that a file was changed. With foreign set, the mount did not do it. reading is held too.
+// noteLocked notes that a file was changed. foreign says that the mount did not do it. The caller also holds reading.
 func (e *events) noteLocked(m *mark, foreign bool) {
 	if m == nil {
 		return
@@ -271,7 +272,7 @@ func (e *events) noteLocked(m *mark, foreign bool) {
 	e.changed[m.key] = struct{}{}
 }
 
-// noticed tells the kernel the size of a file that grew in SOURCE.
+// noticed tells the kernel the new size of a file that grew in SOURCE.
 func (fs *fileSystem) noticed(k inodeKey) {
 	n := fs.table.byInode(k)
 	if n == nil {

@@ -10,26 +10,26 @@ import (
 )
 
 const (
-	// mostMarks limits how many files are watched. Each costs the kernel about a kilobyte, and its inode stays in
+	// mostMarks limits how many files are watched. Each costs about a kilobyte of kernel memory and keeps its inode in
 	// memory.
 	mostMarks = 16384
-	// mostInotify does so for inotify, whose limit the daemon shares with the user's other programs.
+	// mostInotify is the limit for inotify, whose quota the daemon shares with the user's other programs.
 	mostInotify = 1024
-	// youngFor is how long a file must be open before it is watched. Most are closed sooner, and do not pay for it.
+	// youngFor is how long a file must be open before it is watched. Most files are closed sooner and need no mark.
 	youngFor = 100 * time.Millisecond
-	// mostYoung limits how many open files wait for that. Those beyond are not watched.
+	// mostYoung limits how many open files wait to be watched. Files beyond the limit are never watched.
 	mostYoung = 4096
 )
 
-// mark is a file that is watched, or is about to be, or was.
+// mark is a file that is watched, is about to be, or was.
 type mark struct {
 	key     inodeKey // immutable
 	witness *witness // immutable
-	// id is the name that events give the file, "" if there is none. It changes with events.mu held, and not while
-	// somebody else is a user.
+	// id is the name that events give the file, "" if there is none. Only start and the goroutine that set ending
+	// change it, with events.mu held.
 	id string
-	// users counts the callers of watch. ending says that somebody is taking the mark from the file; he puts it back
-	// where users has grown meanwhile. Both are protected by events.mu.
+	// users counts the calls of watch without unwatch. ending says that a goroutine is removing the kernel's mark; it
+	// puts the mark back if users grows before it is done. Both are protected by events.mu.
 	users  int
 	ending bool
 }
@@ -39,8 +39,8 @@ type youngFile struct {
 	since time.Time
 }
 
-// watch has events report changes of the file that fd is open on, until unwatch has been called as often. It returns
-// nil where that cannot be had.
+// watch makes events report changes of the file that fd is open on, until unwatch has been called as often. It returns
+// nil if the file cannot be watched.
 func (e *events) watch(fd int, k inodeKey, w *witness) *mark {
 	if e.file == nil || k.dev != e.root.dev {
 		return nil
@@ -49,7 +49,7 @@ func (e *events) watch(fd int, k inodeKey, w *witness) *mark {
 	if m := e.marks[k]; m != nil {
 		defer e.mu.Unlock()
 		if e.closed || m.witness != w {
-			return nil // the witness is of a file that had the number before
+			return nil // the witness belongs to an earlier file with this inode number
 		}
 		m.users++
 		return m
@@ -77,16 +77,16 @@ func (e *events) watch(fd int, k inodeKey, w *witness) *mark {
 	e.refused = true
 	e.mu.Unlock()
 	if !again {
-		e.log.Info("SOURCE gives no events for a file, and perhaps for others; changes there are noticed by attributes",
+		e.log.Info("no events for a file of SOURCE, and perhaps for others: changes are noticed by their attributes",
 			"events", e.kind, "inode", k.ino, "error", err)
 	}
 	if full {
 		return nil
 	}
-	return m // others may be using it; it only has no name
+	return m // others may use it by now; it has no id
 }
 
-// start gives a new mark to its file, which fd is open on.
+// start puts a new mark on its file, which fd is open on.
 func (e *events) start(m *mark, fd int) error {
 	id, err := e.identify(fd)
 	if err != nil {
@@ -99,7 +99,7 @@ func (e *events) start(m *mark, fd int) error {
 		e.named[id] = m
 	}
 	if id != "" {
-		name(id) // before the first event
+		name(id) // before the first event comes
 	}
 	if id, err = e.begin(fd, id); err == nil && m.id == "" {
 		name(id)
@@ -107,7 +107,7 @@ func (e *events) start(m *mark, fd int) error {
 	return err
 }
 
-// unwatch ends what watch began. fd is open on the same file.
+// unwatch undoes one call of watch. fd is open on the same file.
 func (e *events) unwatch(m *mark, fd int) {
 	if m == nil {
 		return
@@ -125,15 +125,15 @@ func (e *events) unwatch(m *mark, fd int) {
 		if m.users == 0 {
 			break
 		}
-		// Somebody came meanwhile.
+		// watch was called in the meantime: put the mark back.
 		e.mu.Unlock()
 		id, err := e.begin(fd, m.id)
 		e.mu.Lock()
 		delete(e.named, m.id)
 		if m.id = ""; err == nil {
-			m.id, e.named[id] = id, m // inotify gives it another name
+			m.id, e.named[id] = id, m // inotify gives it another id
 		}
-		m.witness.told.Store(e.kind == EventsFanotify) // nobody watched meanwhile
+		m.witness.told.Store(e.kind == EventsFanotify) // the file was unwatched for a moment
 	}
 	m.ending = false
 	if m.users > 0 {
@@ -145,7 +145,7 @@ func (e *events) unwatch(m *mark, fd int) {
 	}
 }
 
-// identify returns the name that events will give the file of fd. For inotify that is known later.
+// identify returns the id that events will give the file of fd. For inotify it is "": begin returns the id.
 func (e *events) identify(fd int) (string, error) {
 	if e.kind == EventsInotify {
 		return "", nil
@@ -166,7 +166,7 @@ func fsidOf(st *unix.Statfs_t) (id [8]byte) {
 	return id
 }
 
-// begin asks the kernel for events of the file that fd is open on, and returns the name that they will give it.
+// begin asks the kernel for events of the file that fd is open on, and returns the id that they will give the file.
 func (e *events) begin(fd int, id string) (string, error) {
 	if e.kind == EventsInotify {
 		wd, err := unix.InotifyAddWatch(e.fd, procPath(fd), unix.IN_MODIFY)
@@ -175,7 +175,7 @@ func (e *events) begin(fd int, id string) (string, error) {
 	return id, unix.FanotifyMark(e.fd, unix.FAN_MARK_ADD, unix.FAN_MODIFY, unix.AT_FDCWD, procPath(fd))
 }
 
-// cease ends what begin began. It fails if the file is gone, and the mark with it.
+// cease undoes begin. It fails if the file is gone, and the mark with it.
 func (e *events) cease(fd int, id string) {
 	if e.kind == EventsInotify {
 		wd, _ := strconv.Atoi(id)
@@ -185,7 +185,7 @@ func (e *events) cease(fd int, id string) {
 	_ = unix.FanotifyMark(e.fd, unix.FAN_MARK_REMOVE, unix.FAN_MODIFY, unix.AT_FDCWD, procPath(fd))
 }
 
-// opened arranges that of is watched once it has been open for a while.
+// opened queues of to be watched once it has been open for youngFor.
 func (e *events) opened(of *openFile) {
 	if e.file == nil || of.node.key.dev != e.root.dev {
 		return
@@ -199,7 +199,7 @@ func (e *events) opened(of *openFile) {
 	}
 }
 
-// watchOld watches the files that have been open long enough, and reports whether others still wait.
+// watchOld watches the files that have been open for youngFor, and reports whether others still wait.
 func (e *events) watchOld() (left bool) {
 	e.mu.Lock()
 	n := 0

@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// event is a change of a file, or of files that are not known.
+// event is a change of a file. With overflow, the changed files are unknown.
 type event struct {
 	id       string
 	own      bool // this process made it
 	overflow bool // events were dropped
 }
 
-// parseFanotify returns what a read of fanotify(7) brought.
+// parseFanotify returns the events in a buffer that was read from fanotify(7).
 func parseFanotify(b []byte) iter.Seq[event] {
 	self := int32(os.Getpid())
 	return func(yield func(event) bool) {
@@ -34,9 +34,9 @@ func parseFanotify(b []byte) iter.Seq[event] {
 	}
 }
 
-// handleIn returns the name of the file in what follows an event, "" if there is none.
+// handleIn returns the id of the file in the record after an event, "" if there is none.
 func handleIn(info []byte) string {
-	const header, handle = 4, 16 // up to the fsid, and from there to the bytes of the handle
+	const header, handle = 4, 16 // bytes before the fsid, and from the fsid to the bytes of the handle
 	if len(info) < header+handle || info[0] != unix.FAN_EVENT_INFO_TYPE_FID {
 		return ""
 	}
@@ -47,7 +47,7 @@ func handleIn(info []byte) string {
 	return ""
 }
 
-// parseInotify returns what a read of inotify(7) brought. Nobody knows who made a change.
+// parseInotify returns the events in a buffer that was read from inotify(7). They do not say who made a change.
 func parseInotify(b []byte) iter.Seq[event] {
 	return func(yield func(event) bool) {
 		for le := binary.NativeEndian; len(b) >= unix.SizeofInotifyEvent; {

@@ -76,7 +76,7 @@ func (t *tree) narrow(c treeChange) (_ treeChange, ok bool) {
 // openTree watches SOURCE's filesystem. The mount needs root for that, and a filesystem that has file handles.
 func openTree(fs *fileSystem) (*tree, error) {
 	if fs.remote {
-		return nil, errors.New("SOURCE may have a server, which would not report what others do there")
+		return nil, errors.New("SOURCE may be on a network filesystem, which does not report changes by other machines")
 	}
 	root, err := unix.Open(procPath(fs.root.fd), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
