@@ -72,7 +72,7 @@ func (fs *fileSystem) Link(_ <-chan struct{}, in *fuse.LinkIn, name string, out 
 	same := sameMount(fd, dir)
 	fs.unhold(parent)
 	if !same {
-		return fuse.Status(syscall.EXDEV) // the kernel has locked the directory, so a file on another mount is not even looked at
+		return fuse.Status(syscall.EXDEV) // the kernel has locked the directory, so nothing else is asked of the file
 	}
 	touch := beginTouch(old, fd)
 	defer touch.endWith(fd)

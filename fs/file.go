@@ -21,38 +21,38 @@ type openFile struct {
 	content *content
 	handle  uint64
 	fd      int
-	uid     uint32 // of the program that opened
-	// flags are those the program opened with. The backing was opened with backingFlags of them.
+	uid     uint32 // the user of the program that opened the file
+	// flags are the program's open flags. The backing file was opened with backingFlags(flags).
 	flags uint32
-	// direct says that reads and writes through this open are requests and that the kernel keeps no pages for it.
+	// direct says that reads and writes through this open are requests, and that the kernel keeps no pages for it.
 	direct bool
 	// writesHome says that fd can be written.
 	writesHome bool
-	// mark is the file's while events report its changes, or nil. Set once with mu read-locked, used with mu locked.
+	// mark is set while events report changes of the file, else nil. It is set once, with mu read-locked, and used with
+	// mu locked.
 	mark *mark
-	// number is what the kernel calls the backing file, where it maps that itself and, unless direct is set, reads and
-	// writes it too; else 0. Set before the open is answered, then immutable.
+	// number is the kernel's number of the backing file if the kernel maps it directly, else 0. Unless direct is set,
+	// the kernel also reads and writes the backing file. Set before the open is answered, then immutable.
 	number int32
-	// appendOnly says that whatever is written to fd goes to the end of the file, which may do nothing else (chattr
-	// +a).
+	// appendOnly says that the file allows only appending (chattr +a): whatever is written to fd goes to the end.
 	appendOnly bool
 
-	// mu is locked to close fd, and read-locked by those who use fd other than in a request on this open (use).
+	// mu is locked to close fd. Users of fd other than requests on this open read-lock it (use).
 	mu     sync.RWMutex
 	closed bool // protected by mu
 
 	released atomic.Bool
-	// deviceOnly says that a device was granted access through this open, and that nothing was read or written through
-	// it since.
+	// deviceOnly says that a device was granted access through this open, and that the open was not read or written
+	// since.
 	deviceOnly atomic.Bool
 }
 
-// backingFlags returns the flags to open the backing file with for a program's.
+// backingFlags returns the flags for opening the backing file when a program opens with flags.
 //
-// O_APPEND is left out, since pages that a program mapped are written back at their place through the same descriptor,
-// and pwrite(2) on an O_APPEND descriptor appends. O_DIRECT breaks mapped write-back too. O_SYNC and O_DSYNC: the
-// kernel sends FSYNC after such a write. With write-back caching the kernel reads pages that a write covers in part
-// through whatever open it has at hand, so a file to be written is opened for reading too.
+// O_APPEND is left out: mapped pages are written back to their place through the same descriptor, and pwrite(2) on an
+// O_APPEND descriptor appends. O_DIRECT is left out because it breaks mapped write-back too. O_SYNC and O_DSYNC are
+// left out because the kernel sends FSYNC after such a write. With write-back caching, the kernel reads partly written
+// pages through any open at hand, so a file opened for writing is opened for reading too.
 func (fs *fileSystem) backingFlags(flags uint32) (backing int, direct bool) {
 	access := int(flags & unix.O_ACCMODE)
 	if fs.writeBack && access == unix.O_WRONLY {
@@ -64,7 +64,7 @@ func (fs *fileSystem) backingFlags(flags uint32) (backing int, direct bool) {
 // Open implements fuse.RawFileSystem.
 func (fs *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	if fs.kernelOpens {
-		return fuse.ENOSYS // the kernel asks no more
+		return fuse.ENOSYS // the kernel does not ask again
 	}
 	n := fs.node(in.NodeId)
 	if n == nil || !n.isRegular() {
@@ -77,15 +77,15 @@ func (fs *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.Op
 	adrift := false
 	fd, errno := fs.openContent(ctx, n, flags, adrift)
 	if thread := uint64(in.Pid) + 1; errno == syscall.ESTALE && c.refused.Swap(thread) == thread {
-		// The kernel looked the path up again and came back: it is no path but another open of the file
-		// (/proc/self/fd).
+		// The kernel looked the path up again and came back. So the program did not open a path, but reopened an open
+		// file (/proc/self/fd).
 		c.refused.Store(0)
 		adrift = true
 		fd, errno = fs.openContent(ctx, n, flags, adrift)
 	}
 	forbidden := errno == syscall.EACCES || errno == syscall.EPERM
 	if forbidden && flags&unix.O_ACCMODE == unix.O_RDWR && in.Flags&unix.O_ACCMODE == unix.O_WRONLY {
-		// A file that may be written but not read: without pages of the kernel's there is nothing to read for.
+		// The file may be written but not read. Without kernel pages, nothing needs to be read.
 		fd, errno = fs.openContent(ctx, n, flags&^unix.O_ACCMODE|unix.O_WRONLY, adrift)
 		direct = true
 	}
@@ -94,7 +94,7 @@ func (fs *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.Op
 	}
 	appendOnly := false
 	if errno == syscall.EPERM && in.Flags&unix.O_APPEND != 0 {
-		// A file that may only be appended to. Pages of the kernel's could not be written back to their place.
+		// The file allows only appending. Kernel pages could not be written back to their place.
 		if fd, errno = fs.openContent(ctx, n, flags|unix.O_APPEND, adrift); errno == 0 {
 			appendOnly, direct = true, true
 		}
@@ -119,22 +119,22 @@ func (fs *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.Op
 	}
 	of.fillOpen(out)
 	if of.number != 0 && of.storesMapped() {
-		// The kernel may not trust the times that it has, see passthrough. Without an offset, the notification waits
-		// for no page.
+		// The kernel's cached times may be wrong, see passthrough. Without an offset, the notification waits for no
+		// page.
 		fs.notify.InodeNotify(uint64(n.id), -1, 0)
 	}
 	return fuse.OK
 }
 
-// leaseLooks is how often an open looks whether a lease (fcntl(2)) that is in its way is gone.
+// leaseLooks is the interval at which an open checks whether the lease (fcntl(2)) that blocks it is gone.
 const leaseLooks = 10 * time.Millisecond
 
-// openContent opens n's bytes by its name, where it has one. ESTALE makes the kernel look the path up again, which may
+// openContent opens n's bytes by its name, if it has one. ESTALE makes the kernel look the path up again, which may
 // lead to another file by now. With adrift, n need not be where its name leads.
 //
-// It waits while somebody has a lease that the open breaks, unless flags have O_NONBLOCK: the kernel takes the lease
-// away after fs.lease-break-time. It tries again and again instead of waiting in the kernel, where each open would have
-// a thread of the daemon's, of which there are only so many.
+// It waits while another process has a lease that the open breaks, unless flags have O_NONBLOCK. The kernel revokes the
+// lease after fs.lease-break-time. openContent polls instead of waiting in the kernel, because there each open would
+// block a thread of the daemon, and threads are limited.
 func (fs *fileSystem) openContent(ctx context.Context, n *node, flags int, adrift bool) (int, syscall.Errno) {
 	if flags&unix.O_NONBLOCK != 0 {
 		return fs.tryOpenContent(n, flags, adrift)
@@ -142,9 +142,9 @@ func (fs *fileSystem) openContent(ctx context.Context, n *node, flags int, adrif
 	return awaitLeases(ctx, func() (int, syscall.Errno) { return fs.tryOpenContent(n, flags|unix.O_NONBLOCK, adrift) })
 }
 
-// openToCut opens the file that fd refers to for writing, so that it can be made shorter or longer without waiting:
-// truncate(2) breaks leases that opens for reading do not, and waits for them where nobody can interrupt it. It waits
-// as openContent does.
+// openToCut opens the file that fd refers to for writing, so that its size can be changed without waiting. truncate(2)
+// breaks leases that opens for reading do not break, and its wait for them cannot be interrupted. openToCut waits as
+// openContent does.
 func (fs *fileSystem) openToCut(ctx context.Context, fd int) (int, syscall.Errno) {
 	return awaitLeases(ctx, func() (int, syscall.Errno) {
 		const flags = unix.O_WRONLY | unix.O_NONBLOCK | unix.O_LARGEFILE
@@ -153,7 +153,7 @@ func (fs *fileSystem) openToCut(ctx context.Context, fd int) (int, syscall.Errno
 	})
 }
 
-// awaitLeases calls open, with O_NONBLOCK, until no lease is in its way.
+// awaitLeases calls open, which uses O_NONBLOCK, until no lease blocks it.
 func awaitLeases(ctx context.Context, open func() (int, syscall.Errno)) (int, syscall.Errno) {
 	for {
 		fd, errno := open()
@@ -168,8 +168,8 @@ func awaitLeases(ctx context.Context, open func() (int, syscall.Errno)) (int, sy
 	}
 }
 
-// tryOpenContent is openContent that does not wait, neither for leases nor, should the name lead to a fifo by now, for
-// its other end: flags have O_NONBLOCK.
+// tryOpenContent is openContent without waiting. flags have O_NONBLOCK, so it waits neither for leases nor, if the name
+// now leads to a fifo, for the fifo's other end.
 func (fs *fileSystem) tryOpenContent(n *node, flags int, adrift bool) (int, syscall.Errno) {
 	for {
 		n.mu.Lock()
@@ -191,7 +191,7 @@ func (fs *fileSystem) tryOpenContent(n *node, flags int, adrift bool) (int, sysc
 	}
 }
 
-// openContentAt opens n's bytes at where. again says that n moved meanwhile.
+// openContentAt opens n's bytes at where. again reports that n moved during the call.
 func (fs *fileSystem) openContentAt(n *node, where locator, flags int) (fd int, again bool, errno syscall.Errno) {
 	parent, errno := fs.hold(where.parent)
 	if errno != 0 {
@@ -213,7 +213,7 @@ func (fs *fileSystem) openContentAt(n *node, where locator, flags int) (fd int, 
 	return fd, again, errno
 }
 
-// truncateOpen carries out O_TRUNC. The kernel drops the pages itself. It may have sent some of them before: those are
+// truncateOpen carries out O_TRUNC. The kernel drops its pages itself. It may have sent some of them before. Those are
 // written before the file is cut, or not at all (leaveOutPast).
 func (fs *fileSystem) truncateOpen(ctx context.Context, n *node, fd int, in *fuse.OpenIn) syscall.Errno {
 	c := n.content()
@@ -244,7 +244,7 @@ func (fs *fileSystem) truncateOpen(ctx context.Context, n *node, fd int, in *fus
 	return errno
 }
 
-// killSetIDOf is killSetID for a node whose descriptor is not at hand.
+// killSetIDOf is killSetID for callers that hold no descriptor of n.
 func (fs *fileSystem) killSetIDOf(n *node, who *fuse.Caller) syscall.Errno {
 	fd, errno := fs.hold(n)
 	if errno != 0 {
@@ -254,8 +254,8 @@ func (fs *fileSystem) killSetIDOf(n *node, who *fuse.Caller) syscall.Errno {
 	return fs.killSetID(n, fd, who)
 }
 
-// checkSource looks whether others changed the file in SOURCE. If so the kernel's pages are dropped before the open is
-// answered, and devices stop serving theirs.
+// checkSource looks for changes made directly in SOURCE. If there are any, the kernel drops its pages before the open
+// is answered, and devices stop serving theirs.
 func (fs *fileSystem) checkSource(ctx context.Context, n *node, fd int) syscall.Errno {
 	c := n.content()
 	changes, err := c.witness.look(fd)
@@ -279,7 +279,7 @@ func (fs *fileSystem) checkSource(ctx context.Context, n *node, fd int) syscall.
 	return 0
 }
 
-// newOpenFile takes over fd, also where it fails, and gives it a handle.
+// newOpenFile makes an openFile with a handle. It takes over fd, also if it fails.
 func (fs *fileSystem) newOpenFile(
 	n *node, fd int, who *fuse.Caller, flags uint32, direct, appendOnly bool,
 ) (*openFile, syscall.Errno) {
@@ -310,8 +310,8 @@ func (fs *fileSystem) newOpenFile(
 	return of, 0
 }
 
-// fillOpen answers an open. The kernel keeps its pages from one open to the next: what must be dropped is dropped by
-// invalidation, and a drop at open could meet a write in flight.
+// fillOpen answers an open. The kernel keeps its pages from one open to the next. Stale pages are dropped by
+// invalidation: a drop at open could meet a write in flight.
 func (of *openFile) fillOpen(out *fuse.OpenOut) {
 	out.Fh = of.handle
 	switch {
@@ -321,20 +321,20 @@ func (of *openFile) fillOpen(out *fuse.OpenOut) {
 		out.OpenFlags = fuse.FOPEN_KEEP_CACHE
 	}
 	if of.number != 0 {
-		out.OpenFlags |= fuse.FOPEN_PASSTHROUGH // with FOPEN_DIRECT_IO for mappings only
+		out.OpenFlags |= fuse.FOPEN_PASSTHROUGH // with FOPEN_DIRECT_IO, for mappings only
 		out.BackingID = of.number
 	}
 }
 
-// usedByCPU notes that something is read or written through this open.
+// usedByCPU notes a read or write through this open.
 func (of *openFile) usedByCPU() {
 	if of.deviceOnly.Load() {
 		of.deviceOnly.Store(false)
 	}
 }
 
-// DeviceOnly reports whether the files that programs have open are open for devices only: client libraries keep the
-// descriptors of what they map. It is false where none is open.
+// DeviceOnly reports whether all open files are open for devices only: client libraries keep the descriptors of mapped
+// files. It returns false if no file is open.
 func (s *Server) DeviceOnly() bool {
 	files := s.fs.files.all()
 	for _, of := range files {
@@ -373,7 +373,7 @@ func (of *openFile) close() {
 		of.closed = true
 		of.fs.leave(of)
 		if of.writesHome && of.content.writers.Add(-1) == 0 {
-			of.content.ordinary.Store(0) // nobody stores into the kernel's pages any more, and they are home
+			of.content.ordinary.Store(0) // no program can store into the kernel's pages now, and all stores are home
 		}
 		of.fs.events.unwatch(of.mark, of.fd)
 		unix.Close(of.fd)
@@ -383,10 +383,10 @@ func (of *openFile) close() {
 	}
 }
 
-// Flush implements fuse.RawFileSystem. It is there for backing filesystems that report errors at close.
+// Flush implements fuse.RawFileSystem. It exists for backing filesystems that report errors at close.
 func (fs *fileSystem) Flush(_ <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 	if !fs.remote {
-		return fuse.ENOSYS // the kernel remembers, and spares one request a close
+		return fuse.ENOSYS // the kernel remembers this and sends no more FLUSH
 	}
 	of := fs.files.get(in.Fh)
 	if of == nil {
@@ -394,7 +394,7 @@ func (fs *fileSystem) Flush(_ <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 	}
 	fd, err := unix.FcntlInt(uintptr(of.fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
-		return fuse.OK // out of descriptors; close never fails for that
+		return fuse.OK // out of descriptors, which must not make a close fail
 	}
 	return toStatus(unix.Close(fd))
 }
@@ -417,7 +417,7 @@ func (fs *fileSystem) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Statu
 	return toStatus(sync())
 }
 
-// syncDescriptor is fsync, or fdatasync if flags say so.
+// syncDescriptor calls fdatasync if flags ask for it, else fsync.
 func syncDescriptor(fd int, flags uint32) error {
 	const dataOnly = 1 // FUSE_FSYNC_FDATASYNC
 	return retry(func() error {

@@ -12,23 +12,23 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// directFilesystems are those of which it is known, and tested, that a read with O_DIRECT sees what buffered writes
-// wrote: they write dirty pages of the range to the disk first. And the pages that the kernel's page cache has of a
-// file are found through its descriptor, which is not so where another filesystem lies below (overlay, FUSE).
+// directFilesystems are the filesystems on which O_DIRECT reads are known, by tests, to see buffered writes: they first
+// write the dirty pages of the range to the disk. There, cachestat on the file's descriptor also finds its pages in the
+// kernel's page cache. That is not so if another filesystem lies below (overlay, FUSE).
 var directFilesystems = map[int64]string{
 	unix.EXT4_SUPER_MAGIC: "ext4",
 	unix.XFS_SUPER_MAGIC:  "xfs",
 }
 
-// direct is how a home is read past the host's page cache.
+// direct reads a home past the host's page cache.
 type direct struct {
 	once sync.Once
-	fd   int // opened with O_DIRECT; meaningless if err is not nil
+	fd   int // opened with O_DIRECT; meaningless if err is set
 	err  error
 }
 
-// open opens the backing file a second time, if it can be read so. h.fd stays as it is: O_DIRECT is a flag of the open
-// file.
+// open opens the backing file a second time, with O_DIRECT if that is possible. h.fd is not changed: O_DIRECT is a flag
+// of the open file.
 func (d *direct) open(h *home) error {
 	d.once.Do(func() {
 		if d.err = directPossible(h.fd); d.err != nil {
@@ -46,7 +46,7 @@ func (d *direct) open(h *home) error {
 	return d.err
 }
 
-// close makes use of the second descriptor impossible. Nobody is using it.
+// close prevents use of the second descriptor. No call may be using it.
 func (d *direct) close() {
 	d.once.Do(func() { d.err = unix.EBADF })
 	if d.err == nil {
@@ -54,7 +54,7 @@ func (d *direct) close() {
 	}
 }
 
-// directPossible says why a file cannot be read past the host's page cache.
+// directPossible returns nil if a file can be read past the host's page cache, else the reason.
 func directPossible(fd int) error {
 	var in unix.Statfs_t
 	if err := unix.Fstatfs(fd, &in); err != nil {
@@ -65,7 +65,8 @@ func directPossible(fd int) error {
 		return &pagecache.NoDirect{Reason: fmt.Sprintf("SOURCE is on a filesystem (type %#x) other than ext4 and xfs",
 			in.Type)}
 	}
-	// Where the kernel does not say what alignment it asks for, a page will do for every disk; if not, it says so.
+	// If the kernel does not report the alignment that it needs, a page suits every disk. If not, the read fails with
+	// EINVAL.
 	var st unix.Statx_t
 	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st)
 	if err == nil && st.Mask&unix.STATX_DIOALIGN != 0 {
@@ -88,7 +89,7 @@ func (h *home) Cached(off, n int64) (int64, error) {
 	}
 	pages, err := pagesCached(h.fd, off, n)
 	if err != nil {
-		return 0, &pagecache.NoDirect{Reason: fmt.Sprintf("what the host's page cache has is not to be learned (cachestat of Linux 6.5): %v", err)}
+		return 0, &pagecache.NoDirect{Reason: fmt.Sprintf("the host's page cache cannot be queried (cachestat of Linux 6.5): %v", err)}
 	}
 	return pages << page.Shift, nil
 }
@@ -99,7 +100,7 @@ func (h *home) ReadDirect(p []byte, off int64) (int, error) {
 		return 0, err
 	}
 	if uintptr(unsafe.Pointer(unsafe.SliceData(p)))%page.Size != 0 {
-		return 0, unix.EINVAL // the caller's buffer, and not the file
+		return 0, unix.EINVAL // a fault of the caller's buffer, not of the file
 	}
 	done := 0
 	for done < len(p) {
@@ -113,7 +114,8 @@ func (h *home) ReadDirect(p []byte, off int64) (int, error) {
 		case n == 0:
 			return done, nil
 		default:
-			// No whole pages: this is the end of the file, or an offset is next that O_DIRECT does not take.
+			// A partial page: either this is the end of the file, or the next offset is one that O_DIRECT does not
+			// accept.
 			if done += n; n%page.Size != 0 {
 				n, err := h.ReadAt(p[done:], off+int64(done))
 				return done + n, err

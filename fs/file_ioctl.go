@@ -12,49 +12,48 @@ import (
 )
 
 const (
-	// IoctlGrant is GAIAFS_IOC_GRANT, _IOR('G', 0x01, 128 bytes). On a regular file it grants access to its pages on
-	// devices; on a directory it gives the socket and a token that is good for asking for the mount's status.
+	// IoctlGrant is GAIAFS_IOC_GRANT, _IOR('G', 0x01, 128 bytes). On a regular file it grants access to the file's
+	// pages on devices. On a directory it returns the socket and a token that is good for the mount's status only.
 	IoctlGrant = 0x80804701
-	// GrantMagic opens the answer: "gaia", little endian.
+	// GrantMagic is the first word of the answer: "gaia", little endian.
 	GrantMagic = 0x61696167
 	// GrantVersion is the version of the answer's layout.
 	GrantVersion = 1
-	// GrantSize is the bytes of the answer: magic (4), version (2), flags (2), token (16), the socket's path (104,
-	// zero-terminated). Integers are little endian.
+	// GrantSize is the size of the answer in bytes: magic (4), version (2), flags (2), token (16), the socket's path
+	// (104, zero-terminated). Integers are little endian.
 	GrantSize = 128
-	// GrantForStatus in the flags says that the token is good for the status only.
+	// GrantForStatus is the flag of a token that is good for the status only.
 	GrantForStatus = 1
-	// MaxSocketPath is the longest path that fits.
+	// MaxSocketPath is the longest path that fits, in bytes.
 	MaxSocketPath = 103
 )
 
-// Grant is what the helper library needs to speak with the daemon about an open file.
+// Grant is what the helper library needs to talk to the daemon about an open file.
 type Grant struct {
 	Token [16]byte
 	// Socket is the path of the daemon's socket, at most MaxSocketPath bytes.
 	Socket string
 }
 
-// Granter gives out Grants. Its methods are called from request handlers: they must not wait for requests of the mount.
+// Granter makes Grants. Its methods are called from request handlers: they must not wait for requests of the mount.
 type Granter interface {
-	// Grant is for the file that a program has open as src. uid is the user who asks.
+	// Grant grants the user uid access to the file that a program has open as src.
 	Grant(src pagecache.Source, uid uint32) (Grant, error)
-	// GrantStatus is for status only.
+	// GrantStatus grants the user uid access to the mount's status only.
 	GrantStatus(uid uint32) (Grant, error)
 }
 
-// ioctlReadXFlags is FS_IOC_FSGETXATTR, _IOR('X', 31, struct fsxattr), ioctlWriteXFlags FS_IOC_FSSETXATTR,
-// _IOW('X', 32, struct fsxattr).
+// ioctlReadXFlags is FS_IOC_FSGETXATTR, _IOR('X', 31, struct fsxattr). ioctlWriteXFlags is FS_IOC_FSSETXATTR, _IOW('X',
+// 32, struct fsxattr).
 const (
 	ioctlReadXFlags  = 0x801c581f
 	ioctlWriteXFlags = 0x401c5820
 	sizeOfXFlags     = 28
 )
 
-// Ioctl implements fuse.RawFileSystem. The ioctls of the backing that read and change inode flags are answered, for
-// lsattr and chattr and for tools that ask whether a file is shared or immutable. Nothing else reaches the backing:
-// there are ioctls that trim, freeze or shut down a whole filesystem, which the caller may not be allowed but the
-// daemon is.
+// Ioctl implements fuse.RawFileSystem. It passes the ioctls that read and change inode flags on to the backing file,
+// for lsattr and chattr, and for tools that ask whether a file is shared or immutable. No other ioctl reaches the
+// backing file: some trim, freeze or shut down a whole filesystem, which the daemon may do but the caller may not.
 func (fs *fileSystem) Ioctl(
 	_ <-chan struct{}, in *fuse.IoctlIn, argument []byte, out *fuse.IoctlOut, reply []byte,
 ) fuse.Status {
@@ -94,7 +93,7 @@ func (fs *fileSystem) Ioctl(
 		if len(reply) < sizeOfXFlags {
 			return fuse.EINVAL
 		}
-		// reply belongs to this request until it is answered, and is as long as the kernel writes.
+		// reply belongs to this request until it is answered, and is as long as what the kernel writes.
 		return fuse.Status(ioctlOn(fd, ioctlReadXFlags, reply))
 	case unix.FS_IOC_SETFLAGS:
 		return fuse.Status(fs.setFlags(n, fd, &in.Caller, argument, inodeFlags))
@@ -118,8 +117,8 @@ var (
 		0x8 /* FS_XFLAG_IMMUTABLE */ | 0x10 /* FS_XFLAG_APPEND */}
 )
 
-// setFlags changes the inode flags of n, which fd is open on, for who. The backing sees the daemon ask, who may
-// anything, so the rights are checked here; the kernel does too, since Linux 5.13.
+// setFlags changes the inode flags of n, which fd is open on, for who. The backing filesystem sees the daemon as the
+// caller, which may do anything, so the rights are checked here. The kernel checks them too, since Linux 5.13.
 func (fs *fileSystem) setFlags(n *node, fd int, who *fuse.Caller, argument []byte, call flagsIoctl) syscall.Errno {
 	if len(argument) < call.size {
 		return syscall.EINVAL
@@ -147,20 +146,20 @@ func (fs *fileSystem) setFlags(n *node, fd int, who *fuse.Caller, argument []byt
 		return nil
 	})
 	if err == nil {
-		// The kernel keeps the old ctime. Without an offset, the notification waits for no page.
+		// The kernel has cached the old ctime. Without an offset, the notification waits for no page.
 		fs.notify.InodeNotify(uint64(n.id), -1, 0)
 	}
 	return toErrno(err)
 }
 
-// ioctlOn calls ioctl with a pointer to argument, which must be as long as the request reads or writes.
+// ioctlOn calls ioctl with a pointer to argument, which must be as long as what the request reads or writes.
 func ioctlOn(fd int, request uint, argument []byte) syscall.Errno {
-	// The kernel uses argument during the call only.
+	// The kernel uses argument only during the call.
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), uintptr(request), uintptr(unsafe.Pointer(&argument[0])))
 	return errno
 }
 
-// grant answers IoctlGrant. used has no file for a directory.
+// grant answers IoctlGrant. For a directory, used has no file.
 func (fs *fileSystem) grant(used usedFile, uid uint32, reply []byte) fuse.Status {
 	if fs.granter == nil {
 		return fuse.Status(syscall.ENOTTY)
@@ -175,7 +174,7 @@ func (fs *fileSystem) grant(used usedFile, uid uint32, reply []byte) fuse.Status
 		if errno := fs.grantKept(used); errno != 0 {
 			return fuse.Status(errno)
 		}
-		if f := of.content.live(); f != nil { // SOURCE may say otherwise by now
+		if f := of.content.live(); f != nil { // the pin in SOURCE may have changed
 			f.SetPinning(fs.pinning(of.node))
 		}
 		g, err = fs.granter.Grant(of, uid)

@@ -10,8 +10,8 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// Read implements fuse.RawFileSystem. The bytes are copied: splicing them from the backing file was no quicker at any
-// size up to 1 MiB, and at small sizes slower, since it costs two more system calls.
+// Read implements fuse.RawFileSystem. It copies the bytes. Splicing them from the backing file was no faster at any
+// size up to 1 MiB, and slower at small sizes, because it takes two more system calls.
 func (fs *fileSystem) Read(cancel <-chan struct{}, in *fuse.ReadIn,
 	buf []byte) (result fuse.ReadResult, status fuse.Status) {
 	used, errno := fs.useFile(&in.InHeader, in.Fh)
@@ -55,8 +55,9 @@ func (fs *fileSystem) Read(cancel <-chan struct{}, in *fuse.ReadIn,
 	return readResult(buf[:n], err, direct)
 }
 
-// readResult answers a READ that got some bytes and then, perhaps, an error. A program that reads directly gets the
-// bytes, as from read(2). The kernel would take a short answer for end of file, and fill its page with zeros.
+// readResult answers a READ that got some bytes and then, perhaps, an error. A direct read returns the bytes, as
+// read(2) does. For other reads it returns the error: the kernel would take a short answer for end of file, and fill
+// its page with zeros.
 func readResult(got []byte, err error, direct bool) (fuse.ReadResult, fuse.Status) {
 	if err != nil && (len(got) == 0 || !direct) {
 		return nil, toStatus(err)
@@ -75,10 +76,10 @@ func (of *openFile) ReadCached(p []byte, off int64) (int, error) {
 	case known:
 		return 0, nil
 	}
-	// Asking like this makes the host read what it lacks.
+	// This also makes the host read what is not cached.
 	n, err := unix.Preadv2(of.fd, [][]byte{p}, off, unix.RWF_NOWAIT)
 	if err != nil {
-		return 0, nil // it says no, or cannot say
+		return 0, nil // not cached, or the filesystem cannot say
 	}
 	return n, nil
 }
@@ -92,23 +93,23 @@ func (of *openFile) Cached(off, n int64) bool {
 // Look implements pagecache.HomeReader.
 func (of *openFile) Look() (uint64, error) { return of.content.witness.look(of.fd) }
 
-// isCached reports whether the host's page cache has all of n bytes at off, which are bytes of the file. known is false
-// on Linux before 6.5, and where the file's owner is somebody else.
+// isCached reports whether the host's page cache has all of the n bytes at off, which lie inside the file. known is
+// false on Linux before 6.5, and if the daemon may not ask (cachestat(2)).
 func isCached(fd int, off, n int64) (cached, known bool) {
 	pages := page.Covering(off, n)
 	found, err := pagesCached(fd, pages.Offset(), pages.Bytes())
 	return err == nil && found >= pages.Len(), err == nil
 }
 
-// pagesCached returns how many pages of n bytes at off the host's page cache has. It fails on Linux before 6.5, and
-// where the file's owner is somebody else.
+// pagesCached returns how many pages of the n bytes at off are in the host's page cache. It fails on Linux before 6.5,
+// and if the daemon may not ask (cachestat(2)).
 func pagesCached(fd int, off, n int64) (int64, error) {
 	var found unix.Cachestat_t
 	err := unix.Cachestat(uint(fd), &unix.CachestatRange{Off: uint64(off), Len: uint64(n)}, &found, 0)
 	return int64(found.Cache), err
 }
 
-// record notes a read that was answered with result, nil if it failed.
+// record records a read that was answered with result, which is nil if the read failed.
 func (of *openFile) record(r *pagecache.Recording, in *fuse.ReadIn, result fuse.ReadResult, began time.Time) {
 	if result == nil {
 		return
@@ -125,9 +126,10 @@ func (of *openFile) record(r *pagecache.Recording, in *fuse.ReadIn, result fuse.
 	})
 }
 
-// readAt reads up to len(p) bytes at off, fewer at end of file. With an error it returns how many were read before.
+// readAt reads up to len(p) bytes at off, fewer at end of file. With an error, it returns how many bytes came before
+// it.
 func readAt(fd int, p []byte, off int64) (int, error) {
-	// The last page of the largest file lacks a byte, and the kernel refuses to look for it.
+	// The last page of the largest file is one byte short, and the kernel refuses to read that byte.
 	p = p[:page.Span(off, int64(len(p))).Len()]
 	done := 0
 	for done < len(p) {

@@ -39,11 +39,11 @@ func (of *openFile) Open() bool { return !of.released.Load() }
 // Kernel implements pagecache.Source.
 func (of *openFile) Kernel() pagecache.KernelPages { return kernelPages{of.fs, of.node.key} }
 
-// Attach implements pagecache.Source. It must be called without any lock that a change of home takes.
+// Attach implements pagecache.Source. The caller must hold no lock that a change of home takes.
 func (of *openFile) Attach(f *pagecache.File) {
 	f.SetPinning(of.fs.pinning(of.node))
 	of.content.attach(f)
-	// Whoever took the gate before and saw no File is through once the gate was ours.
+	// Changes that took the gate before and saw no File are over once the gate is ours.
 	of.content.gate.Lock()
 	//lint:ignore SA2001 nothing is guarded; the point is to have waited
 	of.content.gate.Unlock()
@@ -69,7 +69,8 @@ func (of *openFile) OpenHome(writable bool) (pagecache.Home, error) {
 	return h, nil
 }
 
-// home implements pagecache.Home with a descriptor of its own, which stays good after the node and every open are gone.
+// home implements pagecache.Home. It has a descriptor of its own, which stays valid after the node and all opens are
+// gone.
 type home struct {
 	fs       *fileSystem
 	key      inodeKey
@@ -78,7 +79,7 @@ type home struct {
 	fd       int
 	writable bool
 	direct   direct
-	// ordinary is 1 more than the user id of somebody other than the daemon's user on whose behalf devices store, 0 if
+	// ordinary is 1 more than the id of a user on whose behalf devices store, other than the daemon's user. It is 0 if
 	// there was none.
 	ordinary atomic.Uint64
 }
@@ -90,7 +91,7 @@ func (h *home) WrittenFor(src pagecache.Source) {
 	}
 }
 
-// storer is that of content, for bytes that devices stored.
+// storer returns the user whose right to space counts for bytes that devices stored, see content.storer.
 func (h *home) storer() uint32 {
 	if u := h.ordinary.Load(); u != 0 {
 		return uint32(u - 1)
@@ -101,7 +102,7 @@ func (h *home) storer() uint32 {
 // ReadAt implements pagecache.Home.
 func (h *home) ReadAt(p []byte, off int64) (int, error) { return readAt(h.fd, p, off) }
 
-// ReadCached implements pagecache.HostCached. Filesystems that cannot say have nothing.
+// ReadCached implements pagecache.HostCached. On filesystems that cannot say what is cached, nothing is.
 func (h *home) ReadCached(p []byte, off int64) (int, error) {
 	done := 0
 	for done < len(p) {
@@ -119,27 +120,27 @@ func (h *home) ReadCached(p []byte, off int64) (int, error) {
 	return done, nil
 }
 
-// adviceSize is what is asked for in one call: the kernel takes no more of a larger one than the device's read-ahead,
-// which is this by default.
+// adviceSize is the length of one fadvise call, in bytes. The kernel uses no more of a longer range than the device's
+// read-ahead, which is this by default.
 const adviceSize = 128 << 10
 
 // WillNeed implements pagecache.HostCached.
 func (h *home) WillNeed(off, n int64) {
 	for end := off + n; off < end; off += adviceSize {
 		if unix.Fadvise(h.fd, off, min(adviceSize, end-off), unix.FADV_WILLNEED) != nil {
-			return // a filesystem that has none
+			return // the filesystem has no read-ahead
 		}
 	}
 }
 
-// StartWriteBack implements pagecache.WriteBacker. Without waiting, no write error is used up that an fsync should
-// report.
+// StartWriteBack implements pagecache.WriteBacker. It does not wait, and so does not consume a write error that an
+// fsync should report.
 func (h *home) StartWriteBack(off, n int64) {
 	_ = unix.SyncFileRange(h.fd, off, n, unix.SYNC_FILE_RANGE_WRITE)
 }
 
-// beginChange says that a change through the mount begins, so that nobody takes it for somebody else's. It makes the
-// file no longer. What it returns ends it.
+// beginChange announces a change through the mount, so that it is not taken for a foreign one. The change does not make
+// the file longer. The caller calls end right after it.
 func (h *home) beginChange() (end func()) {
 	h.witness.begin(h.fd)
 	return func() { h.witness.end(h.fd, 0) }
@@ -193,7 +194,7 @@ func (h *home) ChangedBeside() { h.witness.told.Store(true) }
 // Noticed implements pagecache.Home.
 func (h *home) Noticed() uint64 { return h.witness.changes.Load() }
 
-// Rights implements pagecache.Guarded. Filesystems without ACLs have none.
+// Rights implements pagecache.Guarded. On filesystems without ACLs, the ACL is empty.
 func (h *home) Rights() (pagecache.Rights, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(h.fd, &st); err != nil {
@@ -210,7 +211,7 @@ func (h *home) Rights() (pagecache.Rights, error) {
 			r.ACL = string(buf[:n])
 			return r, nil
 		}
-		if err == unix.ERANGE { // it grew
+		if err == unix.ERANGE { // the ACL grew
 			n, err = unix.Fgetxattr(h.fd, accessACL, nil)
 		}
 	}

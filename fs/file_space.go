@@ -10,7 +10,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// Fallocate implements fuse.RawFileSystem. The kernel passes on allocating, punching holes and zeroing, and refuses the
+// Fallocate implements fuse.RawFileSystem. The kernel passes on allocating, punching holes and zeroing. It refuses the
 // other modes itself.
 func (fs *fileSystem) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.Status {
 	of := fs.files.get(in.Fh)
@@ -47,7 +47,7 @@ func (fs *fileSystem) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fu
 	return toStatus(fs.lengthen(of.node, of.fd, size, end, func() error { return c.changeHome(ctx, change, allocate) }))
 }
 
-// killSetIDFor is killSetID for requests that change bytes without saying whether the caller may keep set-id bits: the
+// killSetIDFor is killSetID for requests that change bytes and do not say whether the caller may keep set-id bits. The
 // superuser may.
 func (fs *fileSystem) killSetIDFor(who *fuse.Caller, of *openFile) syscall.Errno {
 	if who.Uid == 0 {
@@ -68,8 +68,8 @@ func (fs *fileSystem) Lseek(cancel <-chan struct{}, in *fuse.LseekIn, out *fuse.
 	defer used.done()
 	of := used.openFile
 	if fs.writeBack && of.content.writers.Load() > 0 {
-		// The kernel asks without sending what it has collected, and home would say that there is nothing. It drops no
-		// page of a write in flight, since the program that asks has the inode's lock.
+		// The kernel asks without sending the writes that it has cached, and home would report a hole. No write is in
+		// flight: the program that asks holds the inode's lock.
 		var err error
 		fs.aside(func() { err = fs.dropPages(of.node, page.From(int64(in.Offset)).Pages().Offset(), -1) })
 		if err != nil {
@@ -83,7 +83,7 @@ func (fs *fileSystem) Lseek(cancel <-chan struct{}, in *fuse.LseekIn, out *fuse.
 			return toStatus(err)
 		}
 	}
-	// The position of the descriptor is used by nobody.
+	// Nothing else uses the descriptor's position.
 	off, err := unix.Seek(of.fd, int64(in.Offset), int(in.Whence))
 	if err != nil {
 		return toStatus(err)
@@ -92,11 +92,10 @@ func (fs *fileSystem) Lseek(cancel <-chan struct{}, in *fuse.LseekIn, out *fuse.
 	return fuse.OK
 }
 
-// maxCopy bounds one copy_file_range request, whose answer has 32 bits.
+// maxCopy limits one copy_file_range request, in bytes. The answer has 32 bits.
 const maxCopy = 1 << 30
 
-// maxCopyHeld bounds it where devices hold something of the destination: the bytes that it replaces may have to be
-// kept, all at once.
+// maxCopyHeld is the limit if devices hold part of the destination: all replaced bytes may have to be kept at once.
 const maxCopyHeld = 8 << 20
 
 // CopyFileRange implements fuse.RawFileSystem.
@@ -141,7 +140,8 @@ func (fs *fileSystem) CopyFileRange(cancel <-chan struct{}, in *fuse.CopyFileRan
 	return uint32(copied), fuse.OK
 }
 
-// copyErrno makes the kernel copy by reading and writing where the backing filesystem cannot copy for itself.
+// copyErrno returns the errno for the kernel. It makes the kernel copy by reading and writing if the backing filesystem
+// cannot copy by itself.
 func copyErrno(err error) syscall.Errno {
 	switch errno := toErrno(err); errno {
 	case syscall.EXDEV, syscall.ENOSYS:

@@ -11,9 +11,9 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// Write implements fuse.RawFileSystem. It takes three kinds of request: bytes that a program just wrote, bytes that it
-// appends, and pages that were dirty in the kernel (WRITE_CACHE), because a program mapped them or because the mount
-// caches writes. The last always go to their place.
+// Write implements fuse.RawFileSystem. There are three kinds of requests: bytes that a program just wrote, bytes that
+// it appends, and dirty pages of the kernel (WRITE_CACHE), from mappings or from the kernel's write-back cache. Dirty
+// pages always go to their place.
 func (fs *fileSystem) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
 	of := fs.files.get(in.Fh)
 	if of == nil {
@@ -37,15 +37,15 @@ func (fs *fileSystem) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byt
 		uid:       in.Caller.Uid,
 	}
 	if w.writeBack {
-		w.uid = of.content.storer(fs.creator.uid) // the request has no caller
+		w.uid = of.content.storer(fs.creator.uid) // the request names no caller
 	}
-	// With write-back caching the kernel has placed the bytes even where it sends them one by one.
+	// With write-back caching, the kernel has placed the bytes, even if it sends them one by one.
 	w.appends = in.Flags&unix.O_APPEND != 0 && !w.writeBack && !fs.writeBack
 	if of.direct {
 		w.flags = syncFlags(in.Flags)
 	}
 	w.direct = of.direct || in.Flags&unix.O_DIRECT != 0
-	var ctx context.Context = context.Background() // nobody has the bytes of a write-back again
+	var ctx context.Context = context.Background() // a write-back must finish: its bytes are sent only once
 	if !w.writeBack {
 		request := newRequest(cancel, &in.Caller)
 		defer request.end()
@@ -54,10 +54,10 @@ func (fs *fileSystem) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byt
 	err := w.run(ctx, fs.withoutCure)
 	fs.correct(of.node, w.again, w.by)
 	if err != nil && w.writeBack {
-		// The kernel does not look at how much was written, and does not send these pages again. The log has the first
-		// of them only: there may be a request for each page.
+		// The kernel ignores how much was written, and does not send these pages again. Only the first failure is
+		// logged: there may be a request for each page.
 		if !of.content.complained.Swap(true) {
-			fs.log.Warn("pages that programs wrote could not be written to SOURCE: fsync and close say so, once",
+			fs.log.Warn("pages that programs wrote could not be written to SOURCE: fsync and close report this once",
 				"node", of.node.path(), "offset", in.Offset, "error", err)
 		}
 		return 0, toStatus(err)
@@ -69,16 +69,16 @@ func (fs *fileSystem) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byt
 		fs.dropBeside(of.node, w.off, int64(w.written))
 	}
 	if w.appends && w.off != int64(in.Offset) {
-		// Somebody made the file longer in SOURCE, and the kernel's page has these bytes where it believed the end to
-		// be.
+		// The file was made longer directly in SOURCE. The kernel's page has these bytes at the end that the kernel
+		// knew.
 		from := min(w.off, int64(in.Offset))
 		fs.await(fs.apart(func() { _ = fs.invalidate(of.node, from, -1) }), func() bool { return true })
 	}
 	return uint32(w.written + w.past), fuse.OK
 }
 
-// syncFlags are the flags of pwritev2 that make one write durable. They are for opens without kernel pages, after whose
-// writes the kernel sends no FSYNC.
+// syncFlags returns the flags of pwritev2 that make one write durable. It is for opens without kernel pages: after
+// writes through these the kernel sends no FSYNC.
 func syncFlags(flags uint32) int {
 	switch {
 	case flags&unix.O_SYNC == unix.O_SYNC:
@@ -89,10 +89,9 @@ func syncFlags(flags uint32) int {
 	return 0
 }
 
-// dropBeside has the kernel drop what it read of n bytes at off while they were written past its pages. It drops such
-// pages itself before the write, and after one that it waits for, but not after one that it was asked to do in the
-// background (io_submit, io_uring): a page that somebody read meanwhile would stay as it was before. It is called
-// before such a write is answered, without any lock.
+// dropBeside makes the kernel drop the pages of n bytes at off that it read during a direct write. The kernel itself
+// drops such pages before the write, and after a synchronous one, but not after a write in the background (io_submit,
+// io_uring): then a page read during the write would stay old. Call it without any lock, before the write is answered.
 func (fs *fileSystem) dropBeside(node *node, off, n int64) {
 	fs.aside(func() {
 		if err := fs.invalidate(node, off, n); err != nil {
@@ -102,27 +101,27 @@ func (fs *fileSystem) dropBeside(node *node, off, n int64) {
 	})
 }
 
-// homeWrite brings bytes home.
+// homeWrite writes bytes home.
 type homeWrite struct {
 	of        *openFile
-	off       int64 // where the bytes went, once written
+	off       int64 // offset of the bytes; once they are written, where they went
 	data      []byte
 	thread    uint32 // the writer's
 	writeBack bool
 	appends   bool
-	direct    bool // not through the kernel's pages
+	direct    bool // does not go through the kernel's pages
 	flags     int
-	uid       uint32 // whose right to space counts
+	uid       uint32 // the user whose right to space counts
 
 	written int
-	// past is the bytes that were left out.
+	// past is how many bytes leaveOutPast left out.
 	past int
-	// again is what the kernel has to drop once more, and by who may be reading that.
+	// again is the ranges that the kernel must drop once more, by the threads that may be reading them.
 	again []page.Bytes
 	by    readers
 }
 
-// run carries the write out under the rules.
+// run carries out the write under the rules.
 func (w *homeWrite) run(ctx context.Context, withoutCure bool) (err error) {
 	c, n := w.of.content, w.of.node
 	end := page.Span(w.off, int64(len(w.data))).End
@@ -178,13 +177,13 @@ func (w *homeWrite) run(ctx context.Context, withoutCure bool) (err error) {
 	return err
 }
 
-// inside reports whether w is of pages that programs mapped, where the kernel makes a file longer only by requests: it
-// lies inside the file.
+// inside reports whether w writes back mapped pages without write-back caching. They lie inside the file, because the
+// kernel then makes a file longer only by requests.
 func (w *homeWrite) inside() bool { return w.writeBack && !w.of.fs.writeBack }
 
-// leaveOutPast leaves out what lies past the end of the file, if w is of mapped pages. The kernel may have sent it
-// before somebody opened the file with O_TRUNC, for which it does not wait for such writes to be answered: they would
-// bring back what was cut off. The gate is held.
+// leaveOutPast removes from w what lies past the end of the file, if w writes back mapped pages. The kernel may have
+// sent the pages before an open with O_TRUNC, which does not wait for such writes to be answered. They would bring back
+// what was cut off. The caller holds the gate.
 func (w *homeWrite) leaveOutPast() error {
 	if !w.inside() {
 		return nil
@@ -198,8 +197,8 @@ func (w *homeWrite) leaveOutPast() error {
 	return nil
 }
 
-// change changes home under the rules of the page cache. The gate is held. prepare, if any, is called right before,
-// with the offset.
+// change changes home under the rules of the page cache. If prepare is not nil, it is called with the offset right
+// before. The caller holds the gate.
 func (w *homeWrite) change(ctx context.Context, prepare func(off int64) error) error {
 	c := w.of.content
 	change := pagecache.Change{Kind: pagecache.ChangeWrite, Off: w.off, Len: int64(len(w.data)), WriteBack: w.writeBack}
@@ -220,7 +219,7 @@ func (w *homeWrite) change(ctx context.Context, prepare func(off int64) error) e
 	})
 }
 
-// place writes at off.
+// place writes the bytes at off.
 func (w *homeWrite) place(off int64) error {
 	for w.written < len(w.data) {
 		n, err := w.pwrite(off+int64(w.written), w.flags)
@@ -237,7 +236,7 @@ func (w *homeWrite) place(off int64) error {
 	return nil
 }
 
-// appendHome writes at the end of the file, wherever that is by now, and finds out where it was.
+// appendHome writes at the current end of the file, and finds out where that was.
 func (w *homeWrite) appendHome() error {
 	for w.written < len(w.data) {
 		n, err := w.pwrite(0, w.flags|unix.RWF_APPEND)
@@ -251,7 +250,7 @@ func (w *homeWrite) appendHome() error {
 			w.written += n
 		}
 	}
-	// The kernel holds the inode's lock, so nobody on the mount has appended meanwhile.
+	// The kernel holds the inode's lock, so nothing else was appended through the mount in between.
 	var st unix.Stat_t
 	if err := unix.Fstat(w.of.fd, &st); err == nil && st.Size-int64(w.written) != w.off {
 		w.off = max(0, st.Size-int64(w.written))
@@ -259,8 +258,8 @@ func (w *homeWrite) appendHome() error {
 	return nil
 }
 
-// appendAtEnd is for backing filesystems that cannot append to order. Only somebody writing to SOURCE directly could
-// get between.
+// appendAtEnd is for backing filesystems without RWF_APPEND. Only a write made directly in SOURCE could come in
+// between.
 func (w *homeWrite) appendAtEnd() error {
 	var st unix.Stat_t
 	if err := unix.Fstat(w.of.fd, &st); err != nil {
@@ -270,7 +269,7 @@ func (w *homeWrite) appendAtEnd() error {
 	return w.place(st.Size)
 }
 
-// pwrite writes what is left.
+// pwrite writes the bytes that are left.
 func (w *homeWrite) pwrite(off int64, flags int) (n int, err error) {
 	err = w.of.fs.spend(w.uid, func() (err error) {
 		n, err = pwrite(w.of.fd, w.data[w.written:], off, flags)

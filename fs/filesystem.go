@@ -14,22 +14,22 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// notifier is the part of the FUSE server that tells the kernel to drop things.
+// notifier is the part of the FUSE server that notifies the kernel.
 type notifier interface {
 	InodeNotify(node uint64, off int64, length int64) fuse.Status
 	InodeNotifyStoreCache(node uint64, off int64, data []byte) fuse.Status
 	EntryNotify(parent uint64, name string) fuse.Status
 }
 
-// fileSystem serves the requests of one mount. Which request is where: lookup.go, attr.go and setattr.go, create.go,
-// remove.go, dir.go, xattr.go; open files in file.go, file_read.go, file_write.go, file_space.go
-// and file_ioctl.go. What read-only mounts refuse is in read_only.go.
+// fileSystem serves the requests of one mount. The handlers are in lookup.go, attr.go and setattr.go, create.go,
+// remove.go, dir.go, xattr.go; for open files in file.go, file_read.go, file_write.go, file_space.go and file_ioctl.go.
+// read_only.go refuses what read-only mounts do not allow.
 type fileSystem struct {
-	fuse.RawFileSystem // says ENOSYS to what is not implemented
+	fuse.RawFileSystem // answers ENOSYS to requests without a handler
 
 	// Set before the first request, immutable.
 	root         *node
-	mount        uint64 // the kernel's number of the mount that SOURCE is on, 0 if it gives none
+	mount        uint64 // the kernel's number of SOURCE's mount, 0 if the kernel reports none
 	procDir      int    // O_PATH descriptor of /proc/self/fd
 	cache        *pagecache.Cache
 	granter      Granter
@@ -37,16 +37,17 @@ type fileSystem struct {
 	creator      creator
 	attrTimeout  time.Duration
 	entryTimeout time.Duration
-	writeBack    bool // what is in force
+	writeBack    bool // in force, not only asked for
 	made         time.Time
 	readOnly     bool
-	// kernelOpens says that the kernel opens files and directories itself (kernel_opens.go), mountpoint where it does.
+	// kernelOpens says that the kernel opens files and directories itself (kernel_opens.go). mountpoint is for that
+	// case.
 	kernelOpens bool
 	mountpoint  string
-	// remote says that SOURCE's filesystem may have a server: closing a file may report an error, and what the kernel
-	// knows may be old.
+	// remote says that SOURCE's filesystem may have a server: closing a file may return an error, and attributes that
+	// the kernel has cached may be old.
 	remote      bool
-	withoutCure bool // for a test that shows what the cure of kernel_pages.go is for
+	withoutCure bool // for a test that shows why kernel_pages.go has a cure
 	notify      notifier
 	backing     kernelBacking
 	strict      *strictMounts
@@ -59,40 +60,40 @@ type fileSystem struct {
 	lastHandle  atomic.Uint64
 	kept        keptOpens
 	ahead       *ahead
-	tree        *tree // nil where nobody asked for it, or SOURCE's filesystem cannot be watched; immutable
+	tree        *tree // nil if it was not asked for, or SOURCE's filesystem cannot be watched; immutable
 
-	// passes says that files that no device has anything to do with may be read and written by the kernel itself.
+	// passes says that the kernel may read and write files itself, if no device uses them.
 	passes  atomic.Bool
-	refused atomic.Int64 // opens that the kernel did not let pass
-	// writeBackLost says that write-back was asked for and gave way to passthrough. Set before the first request,
+	refused atomic.Int64 // opens that the kernel did not let pass through
+	// writeBackLost says that write-back was asked for and was given up for passthrough. Set before the first request,
 	// immutable.
 	writeBackLost bool
 
-	// touching is read-locked while the daemon uses its own mount, which is busy then.
+	// touching is read-locked while the daemon uses its own mount, because the mount is busy then.
 	touching sync.RWMutex
 	mounted  mountedAt // protected by touching
 
 	// events report changes in SOURCE. Immutable.
 	events *events
 
-	// unlinked counts files that have no name and are still open. freed has room for one element; it is sent to when
-	// such a file is closed.
+	// unlinked counts files that have no name and are still open. freed has room for one element: the close of such a
+	// file sends one.
 	unlinked atomic.Int64
 	freed    chan struct{}
 	removed  removedFiles
 
-	times [requestKinds]pagecache.Histogram // of what served returns
+	times [requestKinds]pagecache.Histogram // of the handlers behind served
 
-	background sync.WaitGroup // goroutines of aside, and reap
+	background sync.WaitGroup // goroutines of apart, reap and others
 
-	corrections atomic.Int64 // WRITEs that had pages dropped again
-	impatient   atomic.Int64 // of which so many did not wait to the end
-	changed     atomic.Int64 // opens that found the file changed underneath
+	corrections atomic.Int64 // WRITEs that made the kernel drop pages again
+	impatient   atomic.Int64 // waits for the kernel that were given up
+	changed     atomic.Int64 // opens that found a change made directly in SOURCE
 }
 
 var _ fuse.RawFileSystem = (*fileSystem)(nil)
 
-// newFileSystem opens source. The caller ends it with close, once no request is served any more.
+// newFileSystem opens o.Source. The caller calls close when no request is served any more.
 func newFileSystem(o *Options) (*fileSystem, error) {
 	creator, err := newCreator()
 	if err != nil {
@@ -152,7 +153,7 @@ func newFileSystem(o *Options) (*fileSystem, error) {
 	return fs, nil
 }
 
-// close gives up every descriptor. No request may be under way.
+// close closes every descriptor and ends the background goroutines. No request may be under way.
 func (fs *fileSystem) close() {
 	fs.events.close()
 	fs.tree.close()
@@ -177,7 +178,7 @@ func (fs *fileSystem) close() {
 	fs.strict.close()
 }
 
-// served returns what the requests of the mount go to.
+// served returns the handler of the mount's requests.
 func (fs *fileSystem) served() fuse.RawFileSystem {
 	if fs.readOnly {
 		return timed{readOnly{fs}, fs}
@@ -194,18 +195,18 @@ func (fs *fileSystem) Init(s *fuse.Server) {
 	offers := s.KernelSettings().Flags64()
 	if fs.writeBack && offers&fuse.CAP_WRITEBACK_CACHE == 0 {
 		fs.writeBack = false
-		fs.log.Warn("--write-back is without effect: this kernel has none")
+		fs.log.Warn("--write-back has no effect: the kernel does not support it")
 	}
 	if offers&fuse.CAP_PASSTHROUGH == 0 {
 		fs.stopPassing("this kernel was built without passthrough")
 	}
 }
 
-// raiseDescriptorLimit allows the process as many descriptors as it may have and returns how many of them nodes may
-// keep; the others are for open files, of which packs of a data set have hundreds of thousands. Root may have more than
-// it was given.
+// raiseDescriptorLimit raises the process's limit of descriptors to the highest that is allowed; root may exceed its
+// own hard limit. It returns how many descriptors nodes may keep. The others are for open files: programs that read a
+// data set may have hundreds of thousands open.
 func raiseDescriptorLimit() (int, error) {
-	const enough = 1 << 20 // what Linux allows a process at most, unless it is told otherwise (fs.nr_open)
+	const enough = 1 << 20 // the default limit of Linux for a process (fs.nr_open)
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		return 0, err
@@ -220,8 +221,8 @@ func raiseDescriptorLimit() (int, error) {
 	return int(min(max(limit.Cur/2, 16), 1<<16)), nil
 }
 
-// mayBeRemote reports whether fd is on a filesystem that may have a server, as network filesystems do. They write when
-// a file is closed and say then what went wrong; on others the kernel need not ask us at each close.
+// mayBeRemote reports whether fd is on a filesystem that may have a server. Network filesystems write when a file is
+// closed, and report errors then. On others, the kernel need not ask the daemon at each close.
 func mayBeRemote(fd int) bool {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(fd, &st); err != nil {

@@ -16,11 +16,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Users other than root mount by fusermount3, which is setuid root (fusermount3(1)). It is called from here and not by
-// go-fuse, which tells the exit status and not the reason.
+// Users other than root mount by fusermount3, which is setuid root (fusermount3(1)). The daemon calls it itself:
+// go-fuse reports only the exit status, not the reason.
 
 // mountByFusermount mounts, and returns the descriptor of the connection to the kernel, which closes on exec. Errors
-// have the words of fusermount3.
+// quote fusermount3.
 func mountByFusermount(mountpoint string, m *fuse.MountOptions) (fd int, err error) {
 	program, err := fusermount()
 	if err != nil {
@@ -47,7 +47,7 @@ func mountByFusermount(mountpoint string, m *fuse.MountOptions) (fd int, err err
 	return receiveDescriptor(local)
 }
 
-// fusermountOptions are those that go-fuse would give.
+// fusermountOptions returns the options that go-fuse would pass.
 func fusermountOptions(m *fuse.MountOptions) []string {
 	options := append([]string{}, m.Options...)
 	if m.AllowOther {
@@ -61,7 +61,7 @@ func fusermountOptions(m *fuse.MountOptions) []string {
 	return options
 }
 
-// words are what a program said, in one line and without its name.
+// words returns a program's output in one line and without the program's name.
 func words(said string) string {
 	var lines []string
 	for line := range strings.Lines(said) {
@@ -76,7 +76,7 @@ func words(said string) string {
 	return strings.Join(lines, "; ")
 }
 
-// receiveDescriptor returns the descriptor that waits in a socket.
+// receiveDescriptor receives a descriptor from a socket.
 func receiveDescriptor(socket *os.File) (fd int, err error) {
 	c, err := net.FileConn(socket)
 	if err != nil {
@@ -99,7 +99,8 @@ func receiveDescriptor(socket *os.File) (fd int, err error) {
 	return fds[0], nil // Go receives descriptors with close-on-exec
 }
 
-// unmountByFusermount unmounts. A program may have closed its last file a moment ago, so what is busy is tried again.
+// unmountByFusermount unmounts. If the mount is busy, it tries again for a moment: a program may just have closed its
+// last file.
 func unmountByFusermount(mountpoint string) error {
 	for pause := 5 * time.Millisecond; ; pause *= 2 {
 		err := Unmount(mountpoint)

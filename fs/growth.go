@@ -9,8 +9,8 @@ import (
 
 var _ pagecache.GrowingPages = kernelPages{}
 
-// beforeWrite is called when the kernel asks for attributes: where it caches writes, one may follow that makes the file
-// longer without another request.
+// beforeWrite is called when the kernel asks for attributes. If the kernel caches writes, a write may follow that makes
+// the file longer without another request.
 func (fs *fileSystem) beforeWrite(cancel <-chan struct{}, in *fuse.InHeader) {
 	if !fs.writeBack {
 		return
@@ -28,7 +28,7 @@ func (fs *fileSystem) beforeWrite(cancel <-chan struct{}, in *fuse.InHeader) {
 	var err error
 	fs.aside(func() { err = f.BeforeWrite(ctx) })
 	if err != nil {
-		fs.log.Warn("what devices stored past end of file may become part of it", "node", n.path(), "error", err)
+		fs.log.Warn("bytes that devices stored past the end of the file may become part of it", "node", n.path(), "error", err)
 	}
 }
 

@@ -17,29 +17,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A killed daemon may not die. When SIGKILL comes while a thread of it has the kernel drop pages, and one of the pages
-// is on its way home, then the thread waits for a WRITE that nobody will ever answer, and cannot be interrupted. As
-// long as it waits, the process keeps its descriptors, so the kernel does not notice that the daemon is gone, and every
-// program that uses the mount waits with it, unkillable too. Only ending the connection from outside helps.
+// A daemon that gets SIGKILL may not die. One of its threads may be telling the kernel to drop pages at that moment. If
+// one of these pages is on its way home, the thread waits for a WRITE that will never be answered, and the wait cannot
+// be interrupted. The process keeps its descriptors until the thread ends, so the kernel does not notice that the
+// daemon is gone. Every program that uses the mount then waits too, and cannot be killed. Only ending the connection
+// from outside helps.
 //
 // So a mount has a guard: a process that does nothing until the daemon begins to die. It cannot wait for the daemon's
-// end or for a pipe to close, since neither happens. But the kernel sends it a signal when the thread that started it
-// ends (PR_SET_PDEATHSIG), and that thread does nothing else, so it always can. Where the daemon then does not end
-// within guardPatience, the guard ends the connection: requests fail with ENOTCONN, and the process goes.
+// end, or for a pipe to close, because neither happens. But the kernel sends it a signal when the thread that started
+// it ends (PR_SET_PDEATHSIG). That thread does nothing else, so it can always end. If the daemon does not end within
+// guardPatience after the signal, the guard ends the connection: requests fail with ENOTCONN, and the daemon ends.
 
-// guardVariable makes a process a guard. It says of which mount: the device number and the mountpoint.
+// guardVariable makes a process a guard. Its value names the mount: the device number and the mountpoint.
 const guardVariable = "GAIAFS_GUARD"
 
-// guardPatience is how long a dying daemon may take before its connection is ended. The wait only spares a daemon that
-// ends by itself; nothing is lost by ending the connection of a dead one.
+// guardPatience is how long a dying daemon may take before its connection is ended. The wait only spares daemons that
+// end by themselves. Ending the connection of a dead daemon loses nothing.
 const guardPatience = 250 * time.Millisecond
 
-// guardReady says that this program calls Guard, so that it can be started as one.
+// guardReady says that this program calls Guard, so it can be started as a guard.
 var guardReady atomic.Bool
 
-// Guard must be called first thing in main by a program that calls Mount. It does not return where the process was
-// started to guard a mount. Without it Mount makes mounts without a guard: killing such a daemon may leave programs
-// hanging until somebody calls `umount -f`.
+// Guard must be called first thing in main by a program that calls Mount. It does not return in a process that was
+// started as a guard. Without it, Mount makes mounts without a guard: programs may then hang after the daemon is
+// killed, until `umount -f`.
 func Guard() {
 	guardReady.Store(true)
 	what, is := os.LookupEnv(guardVariable)
@@ -47,13 +48,13 @@ func Guard() {
 		return
 	}
 	if err := watch(what); err != nil {
-		fmt.Fprintln(os.Stderr, "gaiafs: a mount whose daemon was killed may hang, `umount -f` helps:", err)
+		fmt.Fprintln(os.Stderr, "gaiafs: a mount whose daemon was killed may hang; use `umount -f`:", err)
 		os.Exit(1)
 	}
 	os.Exit(0)
 }
 
-// watch is the guard. It returns when the daemon has ended or its connection has.
+// watch runs the guard. It returns when the daemon or its connection has ended.
 func watch(what string) error {
 	dying := make(chan os.Signal, 1)
 	signal.Notify(dying, syscall.SIGUSR1)
@@ -78,10 +79,10 @@ func watch(what string) error {
 	return endConnection(device, mountpoint)
 }
 
-// endConnection has the kernel answer every request of a mount with an error. The mount stays where it is, unless
-// nobody uses it.
+// endConnection makes the kernel answer every request of a mount with an error. The mount itself stays if programs use
+// it.
 func endConnection(device, mountpoint string) error {
-	// The mount is not touched, not even looked at: that could wait for the daemon.
+	// Even looking at the mountpoint could wait for the daemon, so only the list of mounts is read.
 	all, err := readMounts()
 	if err != nil {
 		return err
@@ -95,7 +96,7 @@ func endConnection(device, mountpoint string) error {
 		if err := os.WriteFile(abort, []byte("1"), 0); err == nil {
 			return nil
 		}
-		// fusectl is not mounted. A forced unmount ends the connection first, and then may find that the mount is in
+		// fusectl is not mounted. A forced unmount ends the connection first, and may then fail because the mount is in
 		// use.
 		err := unix.Unmount(mountpoint, unix.MNT_FORCE|unix.UMOUNT_NOFOLLOW)
 		if errors.Is(err, syscall.EBUSY) {
@@ -106,14 +107,14 @@ func endConnection(device, mountpoint string) error {
 	return nil // unmounted already
 }
 
-// guard is the daemon's side.
+// guard is the daemon's handle of its guard.
 type guard struct {
 	cmd  *exec.Cmd
 	pipe io.WriteCloser
 	done chan struct{} // closed when the guard has ended
 }
 
-// startGuard starts a guard for the mount at mountpoint and returns when it watches.
+// startGuard starts a guard for the mount at mountpoint and returns when it is ready.
 func startGuard(mountpoint string) (*guard, error) {
 	m, err := mountOf(mountpoint)
 	if err != nil {
@@ -136,7 +137,7 @@ func startGuard(mountpoint string) (*guard, error) {
 	g := &guard{cmd: cmd, pipe: pipe, done: make(chan struct{})}
 	started := make(chan error)
 	go func() {
-		// The thread that starts the guard is the one whose end it is told of, so it must live as long as the process.
+		// The guard is signalled when the thread that started it ends, so that thread must live as long as the process.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
@@ -157,7 +158,7 @@ func startGuard(mountpoint string) (*guard, error) {
 	return g, nil
 }
 
-// stop ends the guard and waits for it. There need not be one.
+// stop ends the guard and waits for it. g may be nil.
 func (g *guard) stop() {
 	if g == nil {
 		return

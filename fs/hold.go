@@ -8,28 +8,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A mount is not to be unmounted while bytes wait to be brought home: umount(2) would return as if all were well. The
-// kernel asks nobody before it unmounts, but it refuses with EBUSY while somebody has the mount open. So the server
-// opens its own mountpoint for as long as bytes wait.
+// A mount must not be unmounted while bytes wait to be written home: umount(2) would return as if all were well. The
+// kernel does not ask before it unmounts, but it refuses with EBUSY while a process has the mount open. So the server
+// opens its own mountpoint as long as bytes wait.
 //
-// The descriptor is of O_PATH, which sends the server no request, neither when it is opened nor when it is closed.
-// Should the server be killed, it keeps nothing from ending: the connection is closed with the same process. But where
-// somebody detached the mount meanwhile, closing the descriptor is what ends the mount, and the kernel has dirty pages
-// written first. And the way to the mountpoint may lead over a filesystem that hangs. So goroutines of their own open
-// and close it, and nobody who answers requests waits for them.
+// The descriptor is an O_PATH one, so neither opening nor closing it sends the server a request. If the server is
+// killed, the descriptor keeps nothing alive: the connection closes with the same process. But if the mount was
+// detached, closing the descriptor ends the mount, and the kernel writes dirty pages first. And the path to the
+// mountpoint may cross a filesystem that hangs. So separate goroutines open and close it, and no request handler waits
+// for them.
 
-// hold is the descriptor that keeps the mount.
+// hold is the descriptor that keeps the mount from being unmounted.
 type hold struct {
 	mu      sync.Mutex
 	closed  sync.Cond     // of mu; signalled when closing becomes 0
 	wanted  bool          // protected by mu
 	fd      int           // -1 for none; protected by mu
-	opening chan struct{} // closed when the attempt under way is over; nil while there is none; protected by mu
-	closing int           // descriptors that are about to be closed; protected by mu
+	opening chan struct{} // closed when the attempt to open ends; nil if there is none; protected by mu
+	closing int           // descriptors that are being closed; protected by mu
 }
 
-// Hold keeps the mount from being unmounted until LetGo, as soon as held is closed. It does not block. Where the
-// mountpoint cannot be opened, as when the mount is gone, held is closed all the same.
+// Hold keeps the mount from being unmounted until LetGo, from the moment held is closed. It does not block. held is
+// closed even if the mountpoint cannot be opened, for example because the mount is gone.
 func (s *Server) Hold() (held <-chan struct{}) {
 	h := &s.hold
 	h.mu.Lock()
@@ -47,7 +47,7 @@ func (s *Server) Hold() (held <-chan struct{}) {
 	return h.opening
 }
 
-// LetGo ends Hold. It does not block; WaitHolds waits.
+// LetGo undoes Hold. It does not block; WaitHolds waits for its effect.
 func (s *Server) LetGo() {
 	h := &s.hold
 	h.mu.Lock()
@@ -88,7 +88,7 @@ func (h *hold) close(fd int) {
 	}
 }
 
-// WaitHolds returns once descriptors that LetGo gave up keep the mount no more.
+// WaitHolds returns when the descriptors that LetGo gave up are closed.
 func (s *Server) WaitHolds() {
 	s.hold.mu.Lock()
 	defer s.hold.mu.Unlock()
@@ -97,7 +97,7 @@ func (s *Server) WaitHolds() {
 	}
 }
 
-// openRoot opens the root of the mount without asking the server.
+// openRoot opens the root of the mount without a request to the server.
 func (s *Server) openRoot() (int, error) {
 	fd, err := unix.Open(s.mountpoint, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -110,12 +110,12 @@ func (s *Server) openRoot() (int, error) {
 	}
 	if device := fmt.Sprintf("%d:%d", st.Dev_major, st.Dev_minor); device != s.device {
 		unix.Close(fd)
-		return -1, fmt.Errorf("%s is on device %s, and not on the mount's, %s", s.mountpoint, device, s.device)
+		return -1, fmt.Errorf("%s is on device %s, not on the mount's device %s", s.mountpoint, device, s.device)
 	}
 	return fd, nil
 }
 
-// watchPlace has Options.Detached called whenever the mount disappears from the mounts that this process sees, or
+// watchPlace makes Options.Detached called whenever the mount disappears from the mounts that this process sees, or
 // appears again.
 func (s *Server) watchPlace(detached func(bool)) {
 	if detached == nil || s.device == "" {
@@ -130,8 +130,8 @@ func (s *Server) watchPlace(detached func(bool)) {
 	})
 }
 
-// isAmong reports whether the mount is among mounts. One that was not listed is looked for again: kernels before 5.8
-// may leave mounts out while others are unmounted.
+// isAmong reports whether the mount is among mounts. If it is not, isAmong reads the mounts again: kernels before 5.8
+// may leave mounts out of the list during an unmount.
 func (s *Server) isAmong(mounts []MountInfo) bool {
 	here := func(m MountInfo) bool { return m.Device == s.device }
 	if slices.ContainsFunc(mounts, here) {

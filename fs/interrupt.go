@@ -13,38 +13,37 @@ import (
 )
 
 const (
-	// killedLooks is how often the daemon looks whether a thread that got a signal is being killed.
+	// killedLooks is the interval at which the daemon checks whether a signalled thread is being killed.
 	killedLooks = 50 * time.Millisecond
-	// quietLooks is how often it looks at a thread of which it heard nothing.
+	// quietLooks is the interval for a thread without a reported signal.
 	quietLooks = time.Second
 )
 
-// request is the context of a FUSE request. It ends when the thread that made the request is being killed: nobody will
-// see the answer, and the thread cannot end before it has one.
+// request is the context of a FUSE request. It ends when the thread that made the request is being killed: nothing will
+// read the answer, and the thread cannot end before it gets one.
 //
-// Other signals do not end it. The kernel announces the first signal (INTERRUPT), also one that a program handles and
-// goes on after, and programs do not expect reads and writes of files to fail with EINTR. It announces none for direct
-// reads and writes, which it sends as asynchronous requests.
+// Other signals do not end it. The kernel announces the first signal (INTERRUPT), even one that a program handles and
+// then continues. Programs do not expect reads and writes of files to fail with EINTR. For direct reads and writes,
+// which the kernel sends as asynchronous requests, it announces no signal.
 type request struct {
 	interrupted <-chan struct{} // closed by INTERRUPT
 	thread      uint32
 
 	mu     sync.Mutex
-	done   chan struct{} // protected by mu; nil until somebody waits
+	done   chan struct{} // protected by mu; nil before the first call of Done
 	killed bool          // protected by mu
-	over   chan struct{} // protected by mu; closed by end, nil if nobody waited
-	looked time.Time     // protected by mu; when Err looked last
+	over   chan struct{} // protected by mu; closed by end; nil if Done was not called
+	looked time.Time     // protected by mu; when Err last looked
 }
 
 var _ context.Context = (*request)(nil)
 
-// newRequest returns the context of a request with the cancel channel of go-fuse. Call end when the request is
-// answered.
+// newRequest returns the context of a request with go-fuse's cancel channel. Call end when the request is answered.
 func newRequest(cancel <-chan struct{}, who *fuse.Caller) *request {
 	return &request{interrupted: cancel, thread: who.Pid}
 }
 
-// end stops looking after the thread.
+// end stops watching the thread.
 func (r *request) end() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -101,7 +100,7 @@ func (r *request) wasInterrupted() bool {
 	}
 }
 
-// watch looks after the thread until the request is over.
+// watch watches the thread until the request is over.
 func (r *request) watch(over <-chan struct{}) {
 	interrupted, wait := r.interrupted, quietLooks
 	for {
@@ -136,8 +135,8 @@ func (r *request) lookLocked() {
 	}
 }
 
-// isBeingKilled reports whether a thread has a signal that ends it: the kernel gives SIGKILL to each thread of a
-// process that such a signal is sent to. It reports false where the daemon cannot see the thread.
+// isBeingKilled reports whether a thread has a fatal signal: for such a signal, the kernel sends SIGKILL to each thread
+// of the process. It returns false if the daemon cannot see the thread.
 func isBeingKilled(thread uint32) bool {
 	if thread == 0 {
 		return false

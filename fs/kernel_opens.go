@@ -12,39 +12,38 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// With Options.KernelOpens the kernel opens files and directories of a read-only mount itself: the first OPEN and the
-// first OPENDIR are answered with ENOSYS, and then it asks no more. It checks permissions, as it always does, keeps the
-// pages of files from one open to the next, and keeps the entries of directories.
+// With Options.KernelOpens, the kernel opens files and directories of a read-only mount itself. The first OPEN and the
+// first OPENDIR are answered with ENOSYS, and the kernel does not ask again. It checks permissions as always, and keeps
+// the pages of files and the entries of directories from one open to the next.
 //
-// So the daemon does not know what is open, and requests name no handle. They use an open of the daemon's own, which
-// all of a file's requests share, and which is closed when nobody used it for a while. A change in SOURCE cannot be
-// found at an open. The kernel is told of it when an event reports it (tree.go), or when it asks for attributes again
-// (freshen).
+// So the daemon does not know what is open, and requests name no handle. They use an open of the daemon's own. All
+// requests of a file share it, and it is closed when it was idle for a while. A change in SOURCE cannot be found at an
+// open. The kernel learns of it from an event (tree.go), or when it asks for attributes again (freshen).
 //
-// The mount may be made writable later, by mount(8) with -o remount,rw. Every change is refused all the same
-// (read_only.go), and since files can be opened then that their user may not read, nobody gets a grant any more.
+// The mount may be made writable later, by mount(8) with -o remount,rw. Every change is still refused (read_only.go).
+// But then the kernel allows opens for writing by users who may not read the file, so no more grants are given.
 
-// keptFor is how often opens that nobody uses are closed: each lasts once or twice as long.
+// keptFor is the interval at which idle opens are closed. An idle open lasts one or two intervals.
 const keptFor = time.Second
 
-// grantedFor is how long an open that a grant was given for lasts at least: longer than a grant.
+// grantedFor is how long an open lasts at least after a grant for it: longer than a grant.
 const grantedFor = time.Minute
 
 // keptOpens are the daemon's opens of files and directories.
 type keptOpens struct {
-	limit  int // of opens that nobody uses, for each shard; immutable
+	limit  int // limit of idle opens in each shard; immutable
 	shards [shardCount]keptShard
 }
 
 type keptShard struct {
 	mu   sync.Mutex
 	m    map[*node]*keptOpen // protected by mu
-	idle int                 // of m, those without users; protected by mu
+	idle int                 // opens in m without users; protected by mu
 }
 
-// keptOpen is an open of a file or of a directory.
+// keptOpen is the daemon's open of a file or of a directory.
 type keptOpen struct {
-	file   *openFile // immutable, like dir; one of them is nil
+	file   *openFile // immutable, as is dir; exactly one of them is set
 	dir    *openDir
 	users  int  // protected by keptShard.mu
 	recent bool // used since opens were last closed; protected by keptShard.mu
@@ -60,7 +59,8 @@ func (k *keptOpen) close() {
 
 func (o *keptOpens) shard(n *node) *keptShard { return &o.shards[uint64(n.id)%shardCount] }
 
-// get returns the open of n, or what open makes, until done is called. Two callers may both call open.
+// get returns the open of n, and calls open if there is none. The open stays until done is called. Two concurrent
+// callers may both call open.
 func (o *keptOpens) get(n *node, open func() (*keptOpen, syscall.Errno)) (*keptOpen, syscall.Errno) {
 	s := o.shard(n)
 	s.mu.Lock()
@@ -107,7 +107,7 @@ func (s *keptShard) useLocked(n *node) *keptOpen {
 	return k
 }
 
-// takeLocked takes those out that nobody uses and that which accepts.
+// takeLocked removes and returns the idle opens that which accepts.
 func (s *keptShard) takeLocked(which func(*keptOpen) bool) (taken []*keptOpen) {
 	for n, k := range s.m {
 		if k.users == 0 && which(k) {
@@ -119,7 +119,7 @@ func (s *keptShard) takeLocked(which func(*keptOpen) bool) (taken []*keptOpen) {
 	return taken
 }
 
-// done ends the use of what get returned for n.
+// done ends the use of an open that get returned for n.
 func (o *keptOpens) done(n *node, k *keptOpen) {
 	s := o.shard(n)
 	s.mu.Lock()
@@ -129,7 +129,7 @@ func (o *keptOpens) done(n *node, k *keptOpen) {
 	s.mu.Unlock()
 }
 
-// closeIdle closes those that nobody used since it was last called.
+// closeIdle closes the opens that were not used since its last call.
 func (o *keptOpens) closeIdle() {
 	for i := range o.shards {
 		s := &o.shards[i]
@@ -146,7 +146,7 @@ func (o *keptOpens) closeIdle() {
 	}
 }
 
-// closeAll closes all of them, also those that were granted. No request may be under way.
+// closeAll closes all opens, also those with a grant. No request may be under way.
 func (o *keptOpens) closeAll() {
 	for i := range o.shards {
 		s := &o.shards[i]
@@ -160,7 +160,7 @@ func (o *keptOpens) closeAll() {
 	}
 }
 
-// descriptorsOf returns the descriptors by which n is open.
+// descriptorsOf returns the descriptors of the daemon's open of n, if there is one.
 func (o *keptOpens) descriptorsOf(n *node) (fds []int) {
 	s := o.shard(n)
 	s.mu.Lock()
@@ -174,7 +174,7 @@ func (o *keptOpens) descriptorsOf(n *node) (fds []int) {
 	return nil
 }
 
-// run closes opens that nobody uses, until ctx ends.
+// run closes idle opens until ctx ends.
 func (o *keptOpens) run(ctx context.Context) {
 	for {
 		select {
@@ -186,7 +186,7 @@ func (o *keptOpens) run(ctx context.Context) {
 	}
 }
 
-// keptUse is a request's use of an open of the daemon's own. The zero keptUse is of a program's open.
+// keptUse is a request's use of an open of the daemon's own. It is zero if the request uses a program's open.
 type keptUse struct {
 	kept *keptOpen
 	of   *keptOpens
@@ -206,7 +206,7 @@ type usedFile struct {
 	keptUse
 }
 
-// keptNode returns the node of that kind that a request without a handle is for.
+// keptNode returns the node of a request without a handle. The node must be of the given kind.
 func (fs *fileSystem) keptNode(header *fuse.InHeader, kind uint32) (*node, syscall.Errno) {
 	if !fs.kernelOpens {
 		return nil, syscall.EBADF
@@ -221,7 +221,7 @@ func (fs *fileSystem) keptNode(header *fuse.InHeader, kind uint32) (*node, sysca
 	return n, 0
 }
 
-// useFile returns the file that a request is for, until done is called.
+// useFile returns the file of a request. It stays open until done is called.
 func (fs *fileSystem) useFile(header *fuse.InHeader, handle uint64) (usedFile, syscall.Errno) {
 	if of := fs.files.get(handle); of != nil {
 		return usedFile{openFile: of}, 0
@@ -235,14 +235,15 @@ func (fs *fileSystem) useFile(header *fuse.InHeader, handle uint64) (usedFile, s
 	return fs.useKept(ctx, n, 0)
 }
 
-// useKept returns the daemon's own open of n, until done is called. It may be called with pages of n locked, so it does
-// not wait for the kernel to drop any. It waits for leases as openContent does, unless flags are O_NONBLOCK.
+// useKept returns the daemon's own open of n, which stays open until done is called. The kernel may have pages of n
+// locked for the caller, so it does not wait for the kernel to drop any. It waits for leases as openContent does,
+// unless flags are O_NONBLOCK.
 func (fs *fileSystem) useKept(ctx context.Context, n *node, flags int) (usedFile, syscall.Errno) {
 	k, errno := fs.kept.get(n, func() (*keptOpen, syscall.Errno) {
 		flags := flags | unix.O_RDONLY | unix.O_LARGEFILE
 		fd, errno := fs.openContent(ctx, n, flags, false)
 		if errno == syscall.ESTALE {
-			fd, errno = fs.openContent(ctx, n, flags, true) // its name went, and programs may have it open
+			fd, errno = fs.openContent(ctx, n, flags, true) // the name is gone, but programs may have the file open
 		}
 		if errno != 0 {
 			return nil, errno
@@ -262,7 +263,7 @@ func (fs *fileSystem) useKept(ctx context.Context, n *node, flags int) (usedFile
 	return usedFile{k.file, keptUse{k, &fs.kept, n}}, 0
 }
 
-// newKeptFile takes over fd, also where it fails.
+// newKeptFile makes an openFile for useKept. It takes over fd, also if it fails.
 func (fs *fileSystem) newKeptFile(n *node, fd int) (*openFile, syscall.Errno) {
 	of := &openFile{fs: fs, node: n, content: n.content(), fd: fd, uid: fs.creator.uid, flags: unix.O_RDONLY}
 	if errno := fs.enter(of); errno != 0 {
@@ -274,7 +275,8 @@ func (fs *fileSystem) newKeptFile(n *node, fd int) (*openFile, syscall.Errno) {
 	return of, 0
 }
 
-// grantKept lets a grant of u be redeemed for a while after the request. EROFS where somebody made the mount writable.
+// grantKept keeps u open for grantedFor after the request, so that a grant can be used. It returns EROFS if the mount
+// was made writable.
 func (fs *fileSystem) grantKept(u usedFile) syscall.Errno {
 	if u.kept == nil {
 		return 0
@@ -296,7 +298,7 @@ type usedDir struct {
 	keptUse
 }
 
-// useDir returns the directory that a request is for, until done is called.
+// useDir returns the directory of a request. It stays open until done is called.
 func (fs *fileSystem) useDir(header *fuse.InHeader, handle uint64) (usedDir, syscall.Errno) {
 	if d := fs.dirs.get(handle); d != nil {
 		return usedDir{openDir: d}, 0
@@ -318,7 +320,7 @@ func (fs *fileSystem) useDir(header *fuse.InHeader, handle uint64) (usedDir, sys
 	return usedDir{k.dir, keptUse{k, &fs.kept, n}}, 0
 }
 
-// openDirectory opens the directory n with flags. It gives it no handle.
+// openDirectory opens the directory n with flags. The open has no handle.
 func (fs *fileSystem) openDirectory(n *node, flags int) (*openDir, error) {
 	fd, errno := fs.hold(n)
 	if errno != 0 {
@@ -335,8 +337,9 @@ func (fs *fileSystem) openDirectory(n *node, flags int) (*openDir, error) {
 	return &openDir{node: n, fd: opened}, nil
 }
 
-// freshen is called before the kernel is told what st says of n, where it opens files itself. If others changed the
-// file in SOURCE, the kernel's pages are dropped first. A request whose thread is being killed does not wait for that.
+// freshen is called before the kernel is told the attributes st of n. It does nothing unless the kernel opens files
+// itself. If the file was changed directly in SOURCE, the kernel's pages are dropped first. A request whose thread is
+// being killed does not wait for that.
 func (fs *fileSystem) freshen(cancel <-chan struct{}, who *fuse.Caller, n *node, st *unix.Statx_t) {
 	if !fs.kernelOpens {
 		return
@@ -356,25 +359,25 @@ func (fs *fileSystem) freshen(cancel <-chan struct{}, who *fuse.Caller, n *node,
 	}
 }
 
-// dropChanged has devices look at home, and the kernel drop what it has of n, after so many changes in SOURCE. It is
-// called in the background: others may hold the file for as long as home does not answer.
+// dropChanged makes devices look at home, and the kernel drop its pages of n, after the given number of changes in
+// SOURCE. It is called in the background, because the file may be locked as long as home does not answer.
 func (fs *fileSystem) dropChanged(n *node, changes uint64) {
 	c := n.content()
 	fs.changed.Add(1)
 	if f := c.live(); f != nil {
 		if _, err := f.CheckHome(context.Background()); err != nil {
-			fs.log.Warn("a file that was changed in SOURCE could not be looked at", "node", n.path(), "error", err)
+			fs.log.Warn("a file that changed in SOURCE could not be examined", "node", n.path(), "error", err)
 			return
 		}
 	}
 	if err := fs.invalidate(n, 0, -1); err != nil {
-		fs.log.Warn("pages could not be dropped of a file that was changed in SOURCE", "node", n.path(), "error", err)
+		fs.log.Warn("the kernel's pages of a file that changed in SOURCE could not be dropped", "node", n.path(), "error", err)
 		return
 	}
 	raise(&c.dropped, changes)
 }
 
-// raise makes x at least v.
+// raise sets x to v if it is less.
 func raise(x *atomic.Uint64, v uint64) {
 	for {
 		old := x.Load()

@@ -13,83 +13,87 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// The kernel's page cache of a file is the CPU's replica. Dropping pages from it while a program writes has a race that
-// ends with a reader getting old bytes for good:
+// The kernel's page cache of a file is the CPU's replica. Dropping pages from it during a program's write has a race,
+// after which readers get old bytes for good:
 //
 //	write()        copies the new bytes into a page, unlocks the page, sends WRITE and waits
 //	invalidation   drops that page: it is neither dirty nor locked
 //	read()         finds no page, sends READ
 //	daemon         answers READ from home, before it carries out WRITE
 //
-// The page that READ filled stays, with bytes older than what write() stored and returned for.
+// The page that READ filled stays. Its bytes are older than those of the write() that has returned.
 //
-// The cure rests on this: the kernel holds the inode's lock from the copy into the page until WRITE is answered, so at
-// most one such WRITE of an inode is in flight. A hazard begins when an invalidation starts. While it lasts, the ranges
-// of READs that may fill the page cache are remembered, each before home is read. A WRITE that completes while the
-// invalidation runs may have been in flight when its page was dropped; of those that complete later, only the first may
-// have been, and it ends the hazard. If the bytes of such a WRITE overlap a remembered READ, these pages are dropped
-// once more, before WRITE is answered, so that nobody who waited for write() sees the old page. The READ was remembered
-// before it read home, hence before this WRITE changed home if what it got is old. The second invalidation waits for a
-// READ that is still under way, because the kernel keeps its page locked. It needs no hazard of its own: the WRITE that
-// causes it is home already and no other can have begun.
+// The cure rests on one fact: the kernel holds the inode's lock from the copy into the page until WRITE is answered. So
+// at most one such WRITE of an inode is in flight.
 //
-// Between the stale fill and the second invalidation a program that maps the page may store into it. Then the page goes
-// home whole, with the bytes that WRITE had replaced. So while a hazard lasts, reads and writes exclude each other, and
-// before a WRITE that overlaps a remembered READ changes home, home's pages are kept: they are what the stale pages
-// were filled with. What the kernel writes back of such a page, until the second invalidation is done or the kernel
-// asks for the page again, is merged by bytes against them. A kernel that asks for a page has none of it any more, and
-// what it is given now has the WRITE's bytes: then a store of what was there before the WRITE is a store.
+// A hazard begins when an invalidation starts. While it lasts, the daemon remembers the ranges of READs that may fill
+// the page cache, each before it reads home. A WRITE that completes during the invalidation may have been in flight
+// when its page was dropped. Of the WRITEs that complete later, only the first may have been, and it ends the hazard.
 //
-// WRITEs of pages that programs mapped do not count: such a page is dirty or under write-back until it is home, and an
-// invalidation waits for that. Nor does O_DIRECT end a hazard, since several may be in flight. In one rare case the
-// WRITE has the very page locked that is to be dropped: a partial write to a page that was not up to date. Waiting
-// would never end, so the answer is given after a short while and the invalidation finishes behind it, with a hazard of
-// its own from then on.
+// If the bytes of such a WRITE overlap a remembered READ, the kernel drops these pages once more before WRITE is
+// answered. So a program that waited for write() never sees the old page. If READ got old bytes, it was remembered
+// before WRITE changed home, because a READ is remembered before it reads home. The second invalidation waits for a
+// READ that is still under way, because the kernel keeps its page locked. It needs no hazard of its own: its WRITE is
+// home already, and no other WRITE can have begun.
+//
+// Between the stale fill and the second invalidation, a program that maps the page may store into it. Then the whole
+// page goes home, with the bytes that WRITE had replaced. So while a hazard lasts, reads and writes exclude each other.
+// Before a WRITE that overlaps a remembered READ changes home, the daemon keeps home's pages: the stale pages were
+// filled with them. What the kernel writes back of such a page is merged by bytes against the kept page, until the
+// second invalidation is done or the kernel asks for the page again. A kernel that asks for a page no longer has it,
+// and now gets WRITE's bytes. From then on, even a store of the byte that WRITE replaced counts as a store.
+//
+// WRITEs of mapped pages do not count: such a page is dirty or under write-back until it is home, and an invalidation
+// waits for that. O_DIRECT writes do not end a hazard, because several may be in flight.
+//
+// In one rare case, WRITE itself has the page locked that must be dropped: a partial write to a page that was not up to
+// date. Waiting would never end. So WRITE is answered after a short wait. The invalidation finishes later, and is a
+// hazard of its own from then on.
 
-// A WRITE waits for pages to be dropped again for a number of rounds. An invalidation takes some microseconds, unless
-// it waits for the lock of a page. Two can hold that lock: a reader whose READ was answered and who has yet to run, or
-// the WRITE itself, which then waits in vain. A WRITE that gives up on a reader lets its own program read what it has
-// just replaced. So it waits a few rounds, and goes on as long as some reader of its pages may not have run
-// (readers.go).
+// A WRITE waits some rounds for pages to be dropped again. An invalidation takes a few microseconds, unless it waits
+// for the lock of a page. Either of two threads can hold that lock: a reader whose READ was answered but who has not
+// run since, or the WRITE's own thread, for which waiting is useless. If WRITE gives up on a reader, its own program
+// can read the bytes that it has just replaced. So WRITE waits a few rounds, and continues while a reader of its pages
+// may not have run (readers.go).
 //
-// A round is not a fixed time: it is one short sleep of this process, and takes longer where processors are scarce.
+// A round is not a fixed time. It is one short sleep of this process, and takes longer when processors are busy.
 const (
 	correctionPatience     = 5
 	mostCorrectionPatience = 5000
 	patienceRound          = time.Millisecond
 )
 
-// maxRemembered is the number of ranges remembered before everything counts as read.
+// maxRemembered is how many ranges are remembered. With more, everything counts as read.
 const maxRemembered = 64
 
 // remembered is a range that was read.
 type remembered struct {
 	page.Bytes
-	// invalidation is the number of the last invalidation that had begun.
+	// invalidation is the number of the last invalidation that had begun by then.
 	invalidation uint64
 }
 
-// hazard remembers what was read since an invalidation began. The zero hazard is none.
+// hazard remembers the reads since an invalidation began. The zero hazard is not in force.
 //
-// A later invalidation drops for good what a read that was remembered before it began brought in, because the kernel
-// had the page, locked or filled, by then. So when one ends, such reads in its range are forgotten. This keeps down how
-// often a WRITE meets the rare case above, whose wait is in vain.
+// If a read was remembered before a later invalidation began, that invalidation drops the pages that the read brought
+// in: by then the kernel had them, locked or filled. So the end of an invalidation forgets such reads in its range.
+// This makes the rare case above, in which a WRITE waits for nothing, rarer.
 type hazard struct {
-	// on is set while reads must be remembered, so that the common path takes no lock. Set before the invalidation is
-	// sent, so every read that comes after a page was dropped sees it.
+	// on is set while reads must be remembered. It keeps locks off the common path. It is set before the invalidation
+	// is sent, so every read after a page was dropped sees it.
 	on atomic.Bool
 
 	mu         sync.Mutex
 	running    int          // invalidations under way; protected by mu
 	begun      uint64       // invalidations begun; protected by mu
 	reads      []remembered // protected by mu
-	everything bool         // reads is not all; protected by mu
-	// reading has what each thread read last, unless it has written since. Protected by mu.
+	everything bool         // reads is incomplete, so everything counts as read; protected by mu
+	// reading is the last range that each thread read, unless the thread has written since. Protected by mu.
 	reading map[uint32]page.Bytes
 
-	// suspects are pages that the kernel may hold without what a WRITE brought home, with the bytes that it had of them
-	// when it last agreed with home. Protected by content.gate: changed only while that is locked, but for doubts,
-	// which counts the corrections under way.
+	// suspects are pages that the kernel may hold without the bytes of a WRITE, each with the bytes on which kernel and
+	// home last agreed. Protected by content.gate; changed only while that is locked. doubts counts the corrections
+	// under way.
 	suspects map[page.Index]*suspect
 	doubts   atomic.Int32
 }
@@ -98,14 +102,14 @@ type hazard struct {
 type suspect struct {
 	base  [page.Size]byte
 	users int // corrections that will drop it
-	// fresh says that the kernel asked for the page again, so that it is no suspect. Set with the gate read-locked.
+	// fresh says that the kernel asked for the page again, which is no suspect then. Set with the gate read-locked.
 	fresh atomic.Bool
 }
 
-// lasts reports whether reads and writes have to exclude each other.
+// lasts reports whether reads and writes must exclude each other.
 func (h *hazard) lasts() bool { return h.on.Load() || h.doubts.Load() > 0 }
 
-// invalidationBegins must be called before the kernel is told. It returns the invalidation's number.
+// invalidationBegins must be called before the kernel is told to drop pages. It returns the invalidation's number.
 func (h *hazard) invalidationBegins() uint64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -115,7 +119,7 @@ func (h *hazard) invalidationBegins() uint64 {
 	return h.begun
 }
 
-// invalidationEnded must be called after the kernel answered, with what it dropped.
+// invalidationEnded must be called after the kernel answered, with the range that it dropped.
 func (h *hazard) invalidationEnded(number uint64, dropped page.Bytes) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -125,8 +129,8 @@ func (h *hazard) invalidationEnded(number uint64, dropped page.Bytes) {
 	})
 }
 
-// readAgain takes suspicion from the pages of n bytes at off, which the kernel asks for, to be given what home has now.
-// The gate is read-locked.
+// readAgain marks suspect pages in the n bytes at off as fresh: the kernel asks for them, and gets home's current
+// bytes. The caller holds the gate read-locked.
 func (h *hazard) readAgain(off, n int64) {
 	if h.doubts.Load() == 0 {
 		return
@@ -139,8 +143,8 @@ func (h *hazard) readAgain(off, n int64) {
 	}
 }
 
-// read remembers that a thread's READ of n bytes at off may get into the kernel's pages. It must be called before home
-// is read.
+// read remembers that a thread's READ of n bytes at off may fill the kernel's pages. It must be called before home is
+// read.
 func (h *hazard) read(off, n int64, thread uint32) {
 	if !h.on.Load() {
 		return
@@ -166,7 +170,7 @@ func (h *hazard) read(off, n int64, thread uint32) {
 	h.reads = append(h.reads, remembered{s, h.begun})
 }
 
-// noteReader remembers what a thread reads. Beyond maxRemembered threads, all count as one that is not known.
+// noteReader remembers what a thread reads. Beyond maxRemembered threads, all count as one unknown thread.
 func (h *hazard) noteReader(thread uint32, s page.Bytes) {
 	if h.reading == nil {
 		h.reading = make(map[uint32]page.Bytes)
@@ -184,7 +188,8 @@ func (h *hazard) noteReader(thread uint32, s page.Bytes) {
 	h.reading[thread] = s
 }
 
-// overlap returns the ranges to drop again after a thread's n bytes at off came home, and who else may be reading them.
+// overlap returns the ranges to drop again after a thread's WRITE of n bytes at off, and the other threads that may be
+// reading them.
 func (h *hazard) overlap(off, n int64, thread uint32) (again []page.Bytes, by readers) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -193,7 +198,7 @@ func (h *hazard) overlap(off, n int64, thread uint32) (again []page.Bytes, by re
 	}
 	w := pageSpan(off, n)
 	if thread != unknownThread {
-		delete(h.reading, thread) // it has come back from its READs
+		delete(h.reading, thread) // it has returned from its READs
 	}
 	by.waiting = make(map[uint32]int64)
 	if h.everything {
@@ -212,7 +217,7 @@ func (h *hazard) overlap(off, n int64, thread uint32) (again []page.Bytes, by re
 	return again, by
 }
 
-// written must be called when a WRITE came home of which no two can be in flight: it ends the hazard, unless an
+// written must be called after a WRITE of a kind of which only one can be in flight. It ends the hazard, unless an
 // invalidation is still running.
 func (h *hazard) written() {
 	h.mu.Lock()
@@ -223,8 +228,8 @@ func (h *hazard) written() {
 	}
 }
 
-// suspectPages keeps home's bytes of the pages of spans, which the kernel may hold without the WRITE that is about to
-// change home. The kernel may have zeros in the page of end, from there on. The gate is locked.
+// suspectPages keeps home's bytes of the pages of spans before a WRITE changes home. The kernel may hold these pages
+// without that WRITE. In the page of offset end, it may have zeros from end on. The caller holds the gate locked.
 func (h *hazard) suspectPages(spans []page.Bytes, fd int, end int64) {
 	if len(spans) == 0 {
 		return
@@ -255,7 +260,7 @@ func (h *hazard) suspectPages(spans []page.Bytes, fd int, end int64) {
 	}
 }
 
-// readPage reads a page of the file that fd is open on, if only for writing or with O_PATH.
+// readPage reads a page of the file that fd is open on. fd may be open for writing only, or with O_PATH.
 func readPage(fd int, i page.Index, p *[page.Size]byte) error {
 	_, err := readAt(fd, p[:], i.Offset())
 	if err != unix.EBADF {
@@ -269,7 +274,7 @@ func readPage(fd int, i page.Index, p *[page.Size]byte) error {
 	return err
 }
 
-// trustPages ends what suspectPages began, once the kernel dropped the pages. The gate is locked.
+// trustPages undoes suspectPages after the kernel dropped the pages. The caller holds the gate locked.
 func (h *hazard) trustPages(spans []page.Bytes) {
 	for _, s := range spans {
 		for i := s.Pages().Start; i < s.Pages().End; i++ {
@@ -283,8 +288,8 @@ func (h *hazard) trustPages(spans []page.Bytes) {
 	h.doubts.Add(-1)
 }
 
-// mergeSuspects returns what is to go home for data, which the kernel writes back at off: where a page is suspect, only
-// the bytes that a program changed. The gate is locked.
+// mergeSuspects returns the bytes to write home for data, which the kernel writes back at off. Of a suspect page, these
+// are only the bytes that a program changed; the others are home's. The caller holds the gate locked.
 func (h *hazard) mergeSuspects(data []byte, off int64, fd int) ([]byte, error) {
 	merged, sent := data, page.Span(off, int64(len(data)))
 	for i := sent.Pages().Start; i < sent.Pages().End; i++ {
@@ -293,7 +298,7 @@ func (h *hazard) mergeSuspects(data []byte, off int64, fd int) ([]byte, error) {
 			continue
 		}
 		if &merged[0] == &data[0] {
-			merged = slices.Clone(data) // the request's buffer is not ours to change
+			merged = slices.Clone(data) // the request's buffer must not be changed
 		}
 		var home [page.Size]byte
 		if err := readPage(fd, i, &home); err != nil {
@@ -312,10 +317,10 @@ func (h *hazard) mergeSuspects(data []byte, off int64, fd int) ([]byte, error) {
 	return merged, nil
 }
 
-// pageSpan returns the bytes of the pages that hold n bytes at off.
+// pageSpan returns the span of the pages that contain the n bytes at off.
 func pageSpan(off, n int64) page.Bytes { return page.Covering(off, n).Span() }
 
-// kernelPages implements pagecache.KernelPages for whatever node has the inode at the time of the call: the kernel may
+// kernelPages implements pagecache.KernelPages for the node that has the inode at the time of the call: the kernel may
 // forget a file and look it up again while a device still holds it.
 type kernelPages struct {
 	fs  *fileSystem
@@ -329,13 +334,13 @@ func (k kernelPages) Invalidate(off, n int64) error {
 	}
 	node := k.fs.table.byInode(k.key)
 	if node == nil {
-		return nil // the kernel knows no such inode, and has no page of it
+		return nil // the kernel does not know the inode, so it has no page of it
 	}
 	return k.fs.invalidate(node, off, n)
 }
 
-// invalidate drops the kernel's pages of n bytes at off, or to the end if n is negative, and its attributes. No lock
-// may be held that a request needs.
+// invalidate makes the kernel drop its pages of the n bytes at off, or to the end of the file if n is negative, and its
+// attributes. The caller must hold no lock that a request needs.
 func (fs *fileSystem) invalidate(node *node, off, n int64) error {
 	h := &node.content().hazard
 	dropped := page.From(off).Pages().Span()
@@ -351,10 +356,10 @@ func (fs *fileSystem) invalidate(node *node, off, n int64) error {
 	return fs.dropPages(node, off, n)
 }
 
-// dropPages tells the kernel to drop pages, without hazard.
+// dropPages is invalidate without a hazard.
 func (fs *fileSystem) dropPages(node *node, off, n int64) error {
 	switch status := fs.notify.InodeNotify(uint64(node.id), off, n); status {
-	case fuse.OK, fuse.ENOENT: // ENOENT: the kernel forgot the inode
+	case fuse.OK, fuse.ENOENT: // ENOENT: the kernel has forgotten the inode
 		return nil
 	case fuse.Status(syscall.EBADF), fuse.ENODEV, fuse.Status(syscall.ENOTCONN):
 		return nil // unmounted, so there are no pages
@@ -363,8 +368,8 @@ func (fs *fileSystem) dropPages(node *node, off, n int64) error {
 	}
 }
 
-// correct has the kernel drop suspect pages again. It is called when a WRITE changed home, before it is answered and
-// without any lock.
+// correct makes the kernel drop suspect pages again. It is called after a WRITE changed home and before it is answered.
+// The caller holds no lock.
 func (fs *fileSystem) correct(n *node, again []page.Bytes, by readers) {
 	if len(again) == 0 {
 		return
@@ -384,8 +389,8 @@ func (fs *fileSystem) correct(n *node, again []page.Bytes, by readers) {
 	if fs.await(ended, by.haveRun) {
 		return
 	}
-	// From now on it is an invalidation like others: the next WRITE may be in flight when its page goes. It forgets no
-	// reads, which may be younger than what it drops.
+	// From now on this is an ordinary invalidation: the next WRITE may be in flight when its page is dropped. It
+	// forgets no reads, because they may be younger than what it drops.
 	late := c.hazard.invalidationBegins()
 	fs.background.Go(func() {
 		<-ended
@@ -393,11 +398,11 @@ func (fs *fileSystem) correct(n *node, again []page.Bytes, by readers) {
 	})
 }
 
-// aside runs call in a goroutine of its own and waits for it. The goroutine that serves a request must not tell the
-// kernel to drop pages itself: the kernel could wait for a page that this request has locked.
+// aside runs call in a new goroutine and waits for it. The goroutine that serves a request must not itself tell the
+// kernel to drop pages: the kernel could wait for a page that is locked for this request.
 func (fs *fileSystem) aside(call func()) { <-fs.apart(call) }
 
-// apart is aside that does not wait. ended is closed when call has ended.
+// apart runs call in a new goroutine and does not wait. ended is closed when call returns.
 func (fs *fileSystem) apart(call func()) (ended <-chan struct{}) {
 	done := make(chan struct{})
 	fs.background.Go(func() {
@@ -407,8 +412,8 @@ func (fs *fileSystem) apart(call func()) (ended <-chan struct{}) {
 	return done
 }
 
-// await waits for correctionPatience rounds, and then until inVain reports true, but not for ever. It reports whether
-// ended was closed.
+// await waits until ended is closed, but at least correctionPatience rounds, and then only until inVain returns true or
+// mostCorrectionPatience rounds are over. It reports whether ended was closed.
 func (fs *fileSystem) await(ended <-chan struct{}, inVain func() bool) bool {
 	for round := range mostCorrectionPatience {
 		if round >= correctionPatience && inVain() {

@@ -8,24 +8,24 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// When somebody makes a file longer in SOURCE, the kernel may have the page of the former end, with zeros behind it.
-// Once it is told of the new size, programs read these zeros, and a store into the page by mmap writes them over the
-// new bytes. So before an answer has a size that the kernel does not know, it drops what it has from the former end on.
+// When a file grows directly in SOURCE, the kernel may have the page of the former end, with zeros behind it. Once the
+// kernel knows the new size, programs read these zeros, and a store into the page by mmap writes them over the new
+// bytes. So before an answer tells the kernel a new size, the kernel drops its pages from the former end on.
 //
-// Dropping pages makes the kernel ignore the attributes that are on their way to it. The program that asked gets them
-// all the same, and may then map the file and touch bytes of which the kernel still believes that there are none. So
-// the kernel is given the last byte besides, which makes the file as long as it should be, and drops that again: only
-// the size is to stay.
+// Dropping pages makes the kernel ignore attributes that are on their way to it. But the program that asked gets them,
+// and may then map the file and touch bytes that do not exist for the kernel. So the daemon also gives the kernel the
+// last byte, which makes the kernel's file as long as it should be, and makes it drop that page again: only the size
+// must stay.
 //
 // A kernel that caches writes goes by its own size (docs/consistency.md).
 
-// A request may make the file longer before the kernel was told what SOURCE has: a write behind what was added there,
-// for one. The kernel goes by the size that such a request leaves, and has zeros in its page of the end that it knew.
-// So it drops that page before the request is answered, and until it has, what it sends of the page is compared with
-// what it can have been filled with.
+// A request may make the file longer before the kernel was told SOURCE's size: for example, a write past bytes that
+// were appended in SOURCE. The kernel adopts the size after that request, and has zeros in the page of the end that it
+// knew. So it drops that page before the request is answered. Until then, what it sends of the page is merged against
+// the bytes that the page can have been filled with.
 
-// expectSize notes that a request of the mount may make n as long as size, before it does. It returns the size that the
-// kernel knew.
+// expectSize announces that a request of the mount may make n as long as size. It returns the size that the kernel
+// knew.
 func (n *node) expectSize(size int64) (told int64) {
 	for {
 		told = n.told.Load()
@@ -35,15 +35,15 @@ func (n *node) expectSize(size int64) (told int64) {
 	}
 }
 
-// unexpectSize takes expectSize back for a request that failed.
+// unexpectSize undoes expectSize for a request that failed.
 func (n *node) unexpectSize(size, told int64) {
 	if size > told {
 		n.told.CompareAndSwap(size, told)
 	}
 }
 
-// surpassed returns the page of the kernel that has zeros behind told, the end that it knew, where the file had size
-// before a request that makes it longer. It is empty if there is none.
+// surpassed returns the kernel's page that has zeros behind told, the end that the kernel knew, if a request makes the
+// file longer. size is the file's size before the request. The span is empty if there is no such page.
 func (fs *fileSystem) surpassed(n *node, told, size int64) page.Bytes {
 	if size <= told || told%page.Size == 0 || fs.writeBack || !n.content().filled.Load() {
 		return page.Bytes{}
@@ -51,8 +51,8 @@ func (fs *fileSystem) surpassed(n *node, told, size int64) page.Bytes {
 	return pageSpan(told, 1)
 }
 
-// lengthen carries out do, which may make n as long as end, and had better not wait for the kernel's pages. size is
-// what n has before, fd a descriptor of it, thread the caller's.
+// lengthen calls do, which may make n as long as end. do should not wait for the kernel's pages. size is n's size
+// before, fd a descriptor of n.
 func (fs *fileSystem) lengthen(n *node, fd int, size, end int64, do func() error) error {
 	c := n.content()
 	told := n.expectSize(end)
@@ -69,7 +69,7 @@ func (fs *fileSystem) lengthen(n *node, fd int, size, end int64, do func() error
 	again := []page.Bytes{zeros}
 	if readable, err := fs.openat(unix.AT_FDCWD, procPath(fd), unix.O_RDONLY|unix.O_NONBLOCK, 0); err == nil {
 		defer unix.Close(readable)
-		fd = readable // the one at hand may be for writing only
+		fd = readable // fd itself may be for writing only
 	}
 	c.gate.Lock()
 	c.hazard.suspectPages(again, fd, told)
@@ -79,15 +79,15 @@ func (fs *fileSystem) lengthen(n *node, fd int, size, end int64, do func() error
 	return err
 }
 
-// tellSize is called before the kernel is told what st says of n, which is brought up to date if need be. It may wait
-// for reads and writes of n.
+// tellSize is called before the kernel is told the attributes st of n. It makes the kernel ready for a new size, and
+// updates st if that took time. It may wait for reads and writes of n.
 func (fs *fileSystem) tellSize(n *node, st *unix.Statx_t) {
 	if !n.isRegular() || n.told.Load() == int64(st.Size) {
 		return
 	}
 	c := n.data.Load()
 	if c == nil || fs.writeBack || !c.filled.Load() {
-		n.told.Store(int64(st.Size)) // it has no page
+		n.told.Store(int64(st.Size)) // the kernel has no page of n, or goes by its own size
 		return
 	}
 	c.telling.Lock()
@@ -96,7 +96,7 @@ func (fs *fileSystem) tellSize(n *node, st *unix.Statx_t) {
 	of := fs.openOf(n, c)
 	if of != nil {
 		defer of.mu.RUnlock()
-		_ = statx(of.fd, "", st) // what was known before told may have changed with it
+		_ = statx(of.fd, "", st) // st is older than told, which may have changed since
 	}
 	size := int64(st.Size)
 	if size > told {
@@ -105,8 +105,8 @@ func (fs *fileSystem) tellSize(n *node, st *unix.Statx_t) {
 	n.told.CompareAndSwap(told, size)
 }
 
-// openOf returns an open of n, read-locked, or nil if there is none. Where the kernel opens files itself, programs may
-// have it open: then it is opened.
+// openOf returns an open of n, with openFile.mu read-locked, or nil if there is none. If the kernel opens files itself,
+// programs may have n open without the daemon's knowledge: then openOf opens it.
 func (fs *fileSystem) openOf(n *node, c *content) *openFile {
 	usable := func(of *openFile) bool { return of != nil && of.content == c && of.use() }
 	if of := c.opened.Load(); usable(of) {
@@ -131,12 +131,12 @@ func (fs *fileSystem) openOf(n *node, c *content) *openFile {
 	return nil
 }
 
-// stretch has the kernel drop what it has of n from its former end on, and makes it take the new one. of is an open of
-// n, or nil: then nobody has it mapped.
+// stretch makes the kernel drop its pages of n from the former end on, and adopt the new size. of is an open of n, or
+// nil if no program has n mapped.
 func (fs *fileSystem) stretch(n *node, told, size int64, of *openFile) {
 	fs.changed.Add(1)
 	if err := fs.invalidate(n, told, -1); err != nil {
-		fs.log.Warn("pages could not be dropped of a file that became longer in SOURCE", "node", n.path(), "error", err)
+		fs.log.Warn("the kernel's pages of a file that grew in SOURCE could not be dropped", "node", n.path(), "error", err)
 	}
 	if of == nil || of.direct || n.told.Load() != told {
 		return

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// node returns the node that the kernel calls id, or nil.
+// node returns the node with the kernel's number id, or nil.
 func (fs *fileSystem) node(id uint64) *node {
 	if id == uint64(rootID) {
 		return fs.root
@@ -16,13 +16,13 @@ func (fs *fileSystem) node(id uint64) *node {
 	return fs.table.byID.get(id)
 }
 
-// entryName reports whether name can be one entry of a directory. The kernel sends no others; one that did would lead
-// out of SOURCE.
+// entryName reports whether name can be an entry of a directory. The kernel sends no other names. Other names could
+// lead out of SOURCE.
 func entryName(name string) bool {
 	return name != "" && name != "." && name != ".." && !strings.Contains(name, "/")
 }
 
-// directory returns the node id with its descriptor held, for a request about name in it.
+// directory returns the node id with its descriptor held, for a request about name in that directory.
 func (fs *fileSystem) directory(id uint64, name string) (*node, int, syscall.Errno) {
 	n := fs.node(id)
 	if n == nil {
@@ -49,7 +49,7 @@ func (fs *fileSystem) Lookup(
 	var st unix.Statx_t
 	foreign, err := fs.statxIn(parent, dir, name, &st)
 	if err == syscall.ENOENT {
-		// Node 0 lets the kernel remember that there is nothing.
+		// With node 0, the kernel remembers that the name does not exist.
 		out.SetEntryTimeout(fs.keeps(parent, fs.entryTimeout))
 		return fuse.OK
 	}
@@ -91,7 +91,7 @@ func (fs *fileSystem) Readlink(_ <-chan struct{}, header *fuse.InHeader) ([]byte
 	return target[:size], fuse.OK
 }
 
-// Access implements fuse.RawFileSystem. The kernel checks permissions itself and is told not to ask.
+// Access implements fuse.RawFileSystem. ENOSYS makes the kernel check permissions itself and not ask again.
 func (fs *fileSystem) Access(<-chan struct{}, *fuse.AccessIn) fuse.Status { return fuse.ENOSYS }
 
 // StatFs implements fuse.RawFileSystem.

@@ -15,29 +15,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MountInfo describes a mount, as /proc/self/mountinfo has it (proc_pid_mountinfo(5)).
+// MountInfo describes a mount as /proc/self/mountinfo lists it (proc_pid_mountinfo(5)).
 type MountInfo struct {
 	Mountpoint string
-	// Type is the filesystem's, "fuse.gaiafs" for ours. Source is what is mounted: for ours, the SOURCE directory.
+	// Type is the filesystem's type, "fuse.gaiafs" for gaiafs. Source is what is mounted; for gaiafs, the SOURCE
+	// directory.
 	Type, Source string
 
-	// Device is the number of the filesystem's device, major:minor, which tells mounts of one filesystem from those of
-	// others.
+	// Device is the number of the filesystem's device, major:minor. Mounts of one filesystem have the same.
 	Device string
 
-	number   uint64 // the kernel's
+	number   uint64 // the kernel's mount number
 	strict   strictness
-	writable bool   // the mount, and its filesystem
-	root     string // of the mount, in its filesystem
+	writable bool   // both the mount and its filesystem are
+	root     string // the mounted directory, in its filesystem
 }
 
 // ErrNotMounted says that a path is not a mountpoint.
 var ErrNotMounted = errors.New("not a mountpoint")
 
-// Type is the type of our mounts.
+// Type is the filesystem type of gaiafs mounts.
 const Type = "fuse.gaiafs"
 
-// NotOurs is the error for a path that is not a mountpoint of gaiafs.
+// NotOurs returns the error for a path that is not a mountpoint of gaiafs.
 func NotOurs(path string) error {
 	return fmt.Errorf("%s is not a mountpoint of gaiafs: `findmnt -t %s` lists those there are", path, Type)
 }
@@ -46,7 +46,7 @@ func (m MountInfo) isFUSE() bool {
 	return m.Type == "fuse" || m.Type == "fuseblk" || strings.HasPrefix(m.Type, "fuse.")
 }
 
-// within returns the place in the filesystem of a path that is at or below the mountpoint.
+// within returns the path inside the filesystem of a path at or below the mountpoint.
 func (m MountInfo) within(path string) string {
 	below, err := filepath.Rel(m.Mountpoint, path)
 	if err != nil {
@@ -55,7 +55,7 @@ func (m MountInfo) within(path string) string {
 	return filepath.Join(m.root, below)
 }
 
-// Mounts returns the mounts of gaiafs that this process can see, in the order they were made.
+// Mounts returns the gaiafs mounts that this process can see, in the order in which they were made.
 func Mounts() ([]MountInfo, error) {
 	all, err := readMounts()
 	if err != nil {
@@ -70,7 +70,7 @@ func Mounts() ([]MountInfo, error) {
 	return ours, nil
 }
 
-// IsMount reports whether a gaiafs is mounted at path, also one whose daemon has ended.
+// IsMount reports whether a gaiafs is mounted at path, even if its daemon has ended.
 func IsMount(path string) (bool, error) {
 	m, err := MountAt(path)
 	if errors.Is(err, ErrNotMounted) {
@@ -79,7 +79,7 @@ func IsMount(path string) (bool, error) {
 	return err == nil && m.Type == Type, err
 }
 
-// mountOf returns the mount that an absolute path without symbolic links is on.
+// mountOf returns the mount that contains an absolute path without symbolic links.
 func mountOf(path string) (MountInfo, error) {
 	all, err := readMounts()
 	if err != nil {
@@ -87,7 +87,7 @@ func mountOf(path string) (MountInfo, error) {
 	}
 	best := MountInfo{}
 	for _, m := range all {
-		// Of mounts at one place the last one covers the others.
+		// Of mounts at one place, the last one covers the others.
 		if below(path, m.Mountpoint) && len(m.Mountpoint) >= len(best.Mountpoint) {
 			best = m
 		}
@@ -98,7 +98,7 @@ func mountOf(path string) (MountInfo, error) {
 	return best, nil
 }
 
-// MountAt returns the mount at path itself. The error wraps ErrNotMounted where nothing is mounted there.
+// MountAt returns the mount whose mountpoint is path. The error wraps ErrNotMounted if nothing is mounted there.
 func MountAt(path string) (MountInfo, error) {
 	resolved, err := resolveMountpoint(path)
 	if err != nil {
@@ -114,20 +114,20 @@ func MountAt(path string) (MountInfo, error) {
 	return m, nil
 }
 
-// MountOf returns the mount that path is on. It looks at no file of a mount of gaiafs, whose daemon may not answer:
-// symbolic links in one are not followed.
+// MountOf returns the mount that contains path. It looks at no file of a gaiafs mount, because the daemon may not
+// answer: it does not follow symbolic links inside such a mount.
 func MountOf(path string) (MountInfo, error) {
 	absolute, err := filepath.Abs(path)
 	if err != nil {
 		return MountInfo{}, err
 	}
-	const mostLinks = 40 // as the kernel
+	const mostLinks = 40 // the kernel's limit
 	for range mostLinks {
 		m, err := mountOf(absolute)
 		if err != nil || m.Type == Type {
 			return m, err
 		}
-		// The first symbolic link on the way may lead to one of ours.
+		// The first symbolic link in the path may lead into a gaiafs mount.
 		next, err := followFirst(absolute)
 		if err != nil || next == absolute {
 			return m, err
@@ -137,8 +137,7 @@ func MountOf(path string) (MountInfo, error) {
 	return MountInfo{}, fmt.Errorf("%s: %w", path, syscall.ELOOP)
 }
 
-// followFirst replaces the first symbolic link on the way of an absolute path by where it leads. It looks at no mount
-// of gaiafs.
+// followFirst replaces the first symbolic link in an absolute path by its target. It looks at no gaiafs mount.
 func followFirst(path string) (string, error) {
 	parts := strings.Split(strings.Trim(path, "/"), "/")
 	at := "/"
@@ -159,8 +158,8 @@ func followFirst(path string) (string, error) {
 	return path, nil
 }
 
-// resolveMountpoint resolves symbolic links. A mountpoint itself is not looked at: its daemon may have ended, or not
-// answer.
+// resolveMountpoint resolves symbolic links. It does not look at a mountpoint itself, because the daemon may have ended
+// or not answer.
 func resolveMountpoint(path string) (string, error) {
 	absolute, err := filepath.Abs(path)
 	if err != nil {
@@ -183,7 +182,7 @@ func below(path, dir string) bool {
 	return dir == "/" || path == dir || strings.HasPrefix(path, dir+"/")
 }
 
-// MountsSeenBy returns the mounts that a process sees, of all filesystems.
+// MountsSeenBy returns the mounts of all filesystems that a process sees.
 func MountsSeenBy(pid int) ([]MountInfo, error) {
 	f, err := os.Open(fmt.Sprintf("/proc/%d/mountinfo", pid))
 	if err != nil {
@@ -202,7 +201,7 @@ func readMounts() ([]MountInfo, error) {
 	return parseMounts(f)
 }
 
-// parseMounts reads lines of the form
+// parseMounts parses lines of the form
 //
 //	36 35 98:0 /root /mountpoint rw,noatime shared:1 - fuse.gaiafs source rw
 func parseMounts(r io.Reader) ([]MountInfo, error) {
@@ -244,9 +243,9 @@ func unescape(s string) string {
 	return b.String()
 }
 
-// Unmount unmounts the gaiafs at mountpoint from another process than its daemon. The daemon writes back what it has
-// before its mount goes, and ends by itself; Unmount does not wait for that. While programs use the mount the error
-// wraps EBUSY.
+// Unmount unmounts the gaiafs at mountpoint; it is for processes other than the daemon. The daemon writes everything
+// back before the mount goes, and ends by itself; Unmount does not wait for its end. If programs use the mount, the
+// error wraps EBUSY.
 func Unmount(mountpoint string) error {
 	m, err := MountAt(mountpoint)
 	if errors.Is(err, ErrNotMounted) || err == nil && m.Type != Type {
@@ -277,7 +276,7 @@ func Unmount(mountpoint string) error {
 	switch {
 	case strings.Contains(said, "busy"):
 		return busyError(m.Mountpoint)
-	case strings.Contains(said, "not found in"): // fusermount3 looks for mounts of this user only
+	case strings.Contains(said, "not found in"): // fusermount3 looks only for mounts of this user
 		return fmt.Errorf("%s cannot be unmounted: another user mounted it: only that user and root may", m.Mountpoint)
 	}
 	return fmt.Errorf("%s cannot be unmounted: %s", m.Mountpoint, said)

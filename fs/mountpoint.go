@@ -12,12 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// place is where a mount goes, with symbolic links resolved.
+// place is the SOURCE and MOUNTPOINT of a mount, with symbolic links resolved.
 type place struct {
 	source, mountpoint string
 }
 
-// checkPlace refuses what cannot or should not be mounted.
+// checkPlace returns an error for a SOURCE or MOUNTPOINT that cannot or should not be mounted.
 func checkPlace(source, mountpoint string) (place, error) {
 	source, err := directoryPath("SOURCE", source)
 	if err != nil {
@@ -44,7 +44,8 @@ func checkPlace(source, mountpoint string) (place, error) {
 	return place{source, mountpoint}, nil
 }
 
-// directoryPath returns the absolute path, without symbolic links, of what must be a directory.
+// directoryPath returns the absolute path of a directory, without symbolic links. Its error says what is wrong with
+// path.
 func directoryPath(what, path string) (string, error) {
 	if path == "" {
 		return "", fmt.Errorf("%s is missing: name a directory", what)
@@ -72,9 +73,9 @@ func directoryPath(what, path string) (string, error) {
 	return absolute, nil
 }
 
-// checkNesting refuses a mountpoint inside the source, where the mount would show itself without end, and a source
-// inside the mountpoint, which would hide it. Bind mounts count: directories are compared by inode on the way up, and
-// by their place in their filesystem.
+// checkNesting refuses a mountpoint inside the source, because the mount would show itself without end, and a source
+// inside the mountpoint, because the mount would hide it. It sees through bind mounts: it compares the directories
+// above by inode, and by their paths inside their filesystem.
 func checkNesting(source, mountpoint string) error {
 	inside := func(inner, outer string) (bool, error) {
 		above, err := isAbove(outer, inner)
@@ -122,7 +123,7 @@ func sameDirectory(a, b string) (bool, error) {
 	return ka == kb, err
 }
 
-// isAbove reports whether one of the directories above the absolute path inner is outer.
+// isAbove reports whether outer is one of the directories above the absolute path inner.
 func isAbove(outer, inner string) (bool, error) {
 	want, err := inodeOf(outer)
 	if err != nil {
@@ -141,8 +142,7 @@ func isAbove(outer, inner string) (bool, error) {
 	return false, nil
 }
 
-// sameFilesystemAbove reports whether inner is below outer in one filesystem, though perhaps seen through different
-// mounts.
+// sameFilesystemAbove reports whether inner is below outer in one filesystem, perhaps seen through different mounts.
 func sameFilesystemAbove(outer, inner string) bool {
 	o, err := mountOf(outer)
 	if err != nil {
@@ -156,8 +156,8 @@ func sameFilesystemAbove(outer, inner string) bool {
 	return op == "/" || strings.HasPrefix(ip, op+"/")
 }
 
-// CheckRights finds out whether the process may mount, and with allowOther whether it may let other users use the
-// mount. Its errors are sentences: what is wrong, a colon, and what to do.
+// CheckRights checks whether the process may mount and, with allowOther, whether it may let other users use the mount.
+// Its errors say what is wrong and, after a colon, what to do.
 func CheckRights(allowOther bool) error {
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	switch {
@@ -179,7 +179,7 @@ func CheckRights(allowOther bool) error {
 		return err
 	}
 	if allowOther && !fuseConfAllowsOther("/etc/fuse.conf") {
-		return errors.New("users other than root may not use --allow-other: put the line user_allow_other into /etc/fuse.conf, or mount as root")
+		return errors.New("only root may use --allow-other: add the line user_allow_other to /etc/fuse.conf, or mount as root")
 	}
 	return nil
 }

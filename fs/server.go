@@ -145,7 +145,7 @@ func Mount(o Options) (*Server, error) {
 		return nil, fmt.Errorf("%s was mounted but does not answer: %w", o.Mountpoint, err)
 	}
 	if writeBackAsked && s.Passthrough() {
-		o.Log.Info("--write-back is without effect: files pass through, and the kernel does not do both")
+		o.Log.Info("--write-back has no effect: files pass through, and the kernel cannot do both")
 	}
 	if err := fs.noteMount(o.Mountpoint); err != nil && o.WriteBack {
 		o.Log.Warn("releases do not change the time of modification", "error", err)

@@ -689,7 +689,7 @@ func TestCommandPassthrough(t *testing.T) {
 			require.Contains(t, string(log), fmt.Sprintf("passthrough=%t write_back=%t", want.Passthrough,
 				want.WriteBack))
 			lost := strings.Contains(flags, "--write-back") && !want.WriteBack
-			require.Equal(t, lost, strings.Contains(string(log), "--write-back is without effect"), string(log))
+			require.Equal(t, lost, strings.Contains(string(log), "--write-back has no effect"), string(log))
 		})
 	}
 }
