@@ -10,34 +10,34 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// nodeID is the number by which the kernel names a node. Numbers are never given to another node.
+// nodeID is the kernel's number of a node. Numbers are never reused.
 type nodeID uint64
 
 const rootID nodeID = 1
 
-// inodeKey names an inode of the backing filesystems for as long as it exists.
+// inodeKey names an inode of the backing filesystems while the inode exists.
 type inodeKey struct {
 	dev, ino uint64
 }
 
 func (k inodeKey) fileID() pagecache.FileID { return pagecache.FileID{Dev: k.dev, Ino: k.ino} }
 
-// identity tells an inode from a later one that got the same number.
+// identity tells an inode from a later one with the same number.
 type identity struct {
 	key   inodeKey
 	birth unix.StatxTimestamp
 	kind  uint32 // S_IFMT bits
 }
 
-// is reports whether who is the same inode. Births count where both are known: the kernel does not know that of a
-// filesystem's root as long as its server was not asked.
+// is reports whether i and who are the same inode. Births are compared if both are known: the kernel does not know the
+// birth of a filesystem's root until its server was asked.
 func (i identity) is(who identity) bool {
 	unknown := unix.StatxTimestamp{}
 	return i.key == who.key && i.kind == who.kind && (i.birth == who.birth || i.birth == unknown ||
 		who.birth == unknown)
 }
 
-// locator is a way to find a node again: a name in a directory. The zero locator is none.
+// locator says where to find a node again: a name in a directory. The zero locator is none.
 type locator struct {
 	parent *node
 	name   string
@@ -45,10 +45,10 @@ type locator struct {
 
 // node is an inode of the mount.
 //
-// Invariants: fd >= 0 or where is set, unless the node is the victim of a change underneath (then requests get ESTALE).
-// A descriptor is closed only while users is 0 and, before the node is dropped, while where is set. Requests keep their
-// node from being dropped; what the daemon does by itself does not. parent.kids counts the nodes whose where names
-// parent.
+// Invariants: fd >= 0 or where is set, unless a change made directly in SOURCE took the node's name (then requests get
+// ESTALE). A descriptor is closed only while users is 0 and, before the node is dropped, only while where is set.
+// Requests keep their node from being dropped; the daemon's own work does not. parent.kids counts the nodes whose where
+// names parent.
 type node struct {
 	id nodeID
 	identity
@@ -58,22 +58,22 @@ type node struct {
 
 	mu      sync.Mutex
 	fd      int     // -1 when closed; protected by mu
-	users   int     // callers between hold and unhold; protected by mu
-	where   locator // protected by mu; changes away from (parent, name) only under parent.names
+	users   int     // calls of hold without unhold; protected by mu
+	where   locator // protected by mu; changes away from (parent, name) only with parent.names locked
 	recent  bool    // used since the clock hand last passed; protected by mu
-	dropped bool    // no longer in the table; protected by mu
+	dropped bool    // not in the table any more; protected by mu
 	removed bool    // lost its last name through the mount; protected by mu
-	below   bool    // fd is of a mount below SOURCE, and n is to be found by its name; protected by mu
+	below   bool    // fd is on a mount below SOURCE; protected by mu
 
-	slot int // place in descriptors.ring, -1 when not there; protected by descriptors.mu
+	slot int // place in descriptors.ring, -1 if not there; protected by descriptors.mu
 
-	strict atomic.Uint32 // strictness of the mounts that the node was found on beyond ours
+	strict atomic.Uint32 // how much stricter than our mount the mounts are on which the node was found
 
 	lookups uint64 // the kernel's references; protected by the table's shard
 	kids    int    // locators that name this node; protected by the table's shard
 
-	// told is the size that the kernel knows, or is about to know; more where a request of the mount may be changing
-	// it.
+	// told is the size that the kernel knows or is about to know. It is larger while a request of the mount may make
+	// the file longer.
 	told atomic.Int64
 	// touching is the number of releases that are setting mtime through the mount.
 	touching atomic.Int32
@@ -81,46 +81,48 @@ type node struct {
 	data atomic.Pointer[content] // set once, for regular files, when first needed
 }
 
-// content is what a node of a regular file has besides, once it was opened or a device holds something of it.
+// content is the state of a regular file that was opened, or that a device holds part of.
 type content struct {
-	// gate is read-locked around every change of home; Attach locks it to wait for those that did not consult the File.
+	// gate is read-locked around every change of home. Attach locks it to wait for changes that did not consult the
+	// File.
 	gate sync.RWMutex
 	file atomic.Pointer[pagecache.File]
 
 	witness *witness // immutable
-	// dropped is the number of changes beside the mount (witness.changes) after which the kernel's pages were dropped.
+	// dropped is the value of witness.changes up to which the kernel's pages were dropped.
 	dropped atomic.Uint64
 	hazard  hazard
-	// noticing says that somebody finds out what others made of the file.
+	// noticing says that a goroutine is examining a foreign change of the file.
 	noticing atomic.Bool
-	// telling is held by whoever tells the kernel of a size that it did not know.
+	// telling is held while the kernel is told a size that it did not know.
 	telling sync.Mutex
-	// writers is the number of opens that can write. Without, the kernel has no dirty page: closing and unmapping bring
+	// writers is the number of opens that can write. At 0 the kernel has no dirty page: closing and unmapping write
 	// them home.
 	writers atomic.Int32
-	// ordinary is 1 more than the user id of somebody other than the daemon's user who has the file open for writing, 0
-	// if nobody has.
+	// ordinary is 1 more than the id of a user, other than the daemon's user, who has the file open for writing. It is
+	// 0 if there is none.
 	ordinary atomic.Uint64
 	through  passthrough
 	// filled says that a READ may have brought pages of the file into the kernel's cache.
 	filled atomic.Bool
 
-	// opens counts the opens. unlinked says that the file has no name any more, only opens.
+	// opens counts the opens. unlinked says that the file has opens but no name.
 	opens    atomic.Int32
 	unlinked atomic.Bool
-	// refused is 1 more than the number of the thread whose open was last sent to look the path up again.
+	// refused is 1 more than the number of the last thread whose open was answered with ESTALE.
 	refused atomic.Uint64
 
-	// complained says that the log has the file for pages that SOURCE did not take, since it was last opened anew or
-	// synced.
+	// complained says that the log has a line about pages of the file that SOURCE did not take. The first open and each
+	// fsync reset it.
 	complained atomic.Bool
 
-	// opened is an open of the file that may have been closed by now, or nil.
+	// opened is an open of the file, or nil. It may have been closed by now.
 	opened atomic.Pointer[openFile]
 }
 
-// storer returns whose right to space counts for bytes that somebody stored into the kernel's pages: who it was is not
-// known. With several it is not the daemon's user, so that nobody else gets what is kept for that.
+// storer returns the user whose right to space counts for stores into the kernel's pages, whose author is unknown. If
+// several users have the file open for writing, it is not the daemon's user, so that nobody else gets the space that is
+// reserved for that user.
 func (c *content) storer(daemon uint32) uint32 {
 	if u := c.ordinary.Load(); u != 0 {
 		return uint32(u - 1)
@@ -136,7 +138,7 @@ func (c *content) live() *pagecache.File {
 	return nil
 }
 
-// attach has requests consult f, until it is detached.
+// attach makes requests consult f until it is detached.
 func (c *content) attach(f *pagecache.File) {
 	c.file.Store(f)
 	f.WhenDetached(func() { c.file.CompareAndSwap(f, nil) })
@@ -151,7 +153,7 @@ func (n *node) content() *content {
 	return n.data.Load()
 }
 
-// newContent returns that of a file of which the kernel has no pages.
+// newContent returns the content of a file of which the kernel has no pages.
 func newContent(w *witness) *content {
 	c := &content{witness: w}
 	c.dropped.Store(w.changes.Load())
@@ -160,8 +162,8 @@ func newContent(w *witness) *content {
 
 func (n *node) isRegular() bool { return n.kind == unix.S_IFREG }
 
-// hold returns an O_PATH descriptor of n, opening it if needed, that stays open until unhold. It must be called without
-// any node.names. ESTALE says that n is no longer where it was, and that no program has it open.
+// hold returns an O_PATH descriptor of n, which stays open until unhold. It opens one if needed. The caller must not
+// hold any node.names. ESTALE means that n is no longer where it was, and that no program has it open.
 func (fs *fileSystem) hold(n *node) (int, syscall.Errno) {
 	fd, errno := fs.holdByName(n)
 	if errno == syscall.ESTALE && fs.followOpen(n) {
@@ -202,7 +204,8 @@ func (fs *fileSystem) holdByName(n *node) (int, syscall.Errno) {
 	}
 }
 
-// holdAt opens n at where, whose parent's descriptor is given. again says that n has moved, or a descriptor, meanwhile.
+// holdAt opens n at where; parent is the descriptor of where.parent. again reports that n moved or got a descriptor
+// during the call.
 func (fs *fileSystem) holdAt(n *node, where locator, parent int) (fd int, again bool, errno syscall.Errno) {
 	fd, again, errno = fs.openNamed(n, where, parent, unix.O_PATH)
 	if fd < 0 {
@@ -219,8 +222,8 @@ func (fs *fileSystem) holdAt(n *node, where locator, parent int) (fd int, again 
 	return fd, false, 0
 }
 
-// openNamed opens n at where, whose parent's descriptor is given. again says that n moved meanwhile. The caller holds
-// no n.mu, so that nobody who wants n's path waits for a server that hangs.
+// openNamed opens n at where; parent is the descriptor of where.parent. again reports that n moved during the call. The
+// caller must not hold n.mu, so that callers of n.path never wait for a server that hangs.
 func (fs *fileSystem) openNamed(n *node, where locator, parent, flags int) (fd int, again bool, errno syscall.Errno) {
 	where.parent.names.RLock()
 	defer where.parent.names.RUnlock()
@@ -234,11 +237,11 @@ func (fs *fileSystem) openNamed(n *node, where locator, parent, flags int) (fd i
 	return fd, false, errno
 }
 
-// followOpen gives n a descriptor of what a program has open, after somebody took its name away in SOURCE, and reports
-// whether there is one. It looks at every open file: that happens once a file.
+// followOpen gives n a descriptor from a program's open of it, after its name went away directly in SOURCE. It reports
+// whether there is such an open. It looks at every open file, but that happens once for each file.
 func (fs *fileSystem) followOpen(n *node) bool {
 	for _, fd := range fs.opensOf(n) {
-		// The open may end meanwhile, and its number be another's. openVerified would tell, as it does here.
+		// The open may end now, and its number be reused. The check here finds that, as openVerified would.
 		path, err := fs.openat(unix.AT_FDCWD, procPath(fd), unix.O_PATH, 0)
 		if err != nil {
 			continue
@@ -261,7 +264,7 @@ func (fs *fileSystem) followOpen(n *node) bool {
 	return false
 }
 
-// opensOf returns the descriptors by which programs have n open.
+// opensOf returns the descriptors of the opens of n.
 func (fs *fileSystem) opensOf(n *node) (fds []int) {
 	fds = fs.kept.descriptorsOf(n)
 	if n.kind == unix.S_IFDIR {
@@ -280,7 +283,7 @@ func (fs *fileSystem) opensOf(n *node) (fds []int) {
 	return fds
 }
 
-// adoptLocked makes fd the node's descriptor. n.mu is held and n has none.
+// adoptLocked makes fd the node's descriptor. The caller holds n.mu, and n has no descriptor.
 func (fs *fileSystem) adoptLocked(n *node, fd int) {
 	var st unix.Statx_t
 	n.below = peek(fd, "", &st) == nil && st.Mnt_id != fs.mount
@@ -292,7 +295,7 @@ func (fs *fileSystem) adoptLocked(n *node, fd int) {
 	}
 }
 
-// unhold ends what hold began. The last one closes the descriptor of a node that was dropped meanwhile.
+// unhold undoes one hold. The last unhold of a dropped node closes its descriptor.
 func (fs *fileSystem) unhold(n *node) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -301,7 +304,7 @@ func (fs *fileSystem) unhold(n *node) {
 	}
 }
 
-// closeUnusedLocked closes the node's descriptor, if it has one and nobody uses it. n.mu is held.
+// closeUnusedLocked closes the node's descriptor if there is one without users. The caller holds n.mu.
 func (fs *fileSystem) closeUnusedLocked(n *node) {
 	if n.fd >= 0 && n.users == 0 {
 		unix.Close(n.fd)
@@ -310,8 +313,8 @@ func (fs *fileSystem) closeUnusedLocked(n *node) {
 	}
 }
 
-// openVerified opens name in the directory dir, without following it, and makes sure that it is n. With O_PATH it asks
-// no server but that of the directory's filesystem.
+// openVerified opens name in the directory dir, without following it, and checks that it is n. With O_PATH it asks no
+// server except that of the directory's filesystem.
 func (fs *fileSystem) openVerified(n *node, dir int, name string, flags int) (int, syscall.Errno) {
 	fd, err := fs.openat(dir, name, flags|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -328,7 +331,8 @@ func (fs *fileSystem) openVerified(n *node, dir int, name string, flags int) (in
 	return fd, 0
 }
 
-// openat opens name relative to dir. When descriptors have run out it closes idle ones of nodes and tries again.
+// openat opens name relative to dir, with O_CLOEXEC. If descriptors have run out, it closes idle ones of nodes and
+// tries again.
 func (fs *fileSystem) openat(dir int, name string, flags int, mode uint32) (int, error) {
 	for tries := 0; ; {
 		fd, err := unix.Openat(dir, name, flags|unix.O_CLOEXEC, mode)
@@ -344,11 +348,11 @@ func (fs *fileSystem) openat(dir int, name string, flags int, mode uint32) (int,
 	}
 }
 
-// mayHang reports whether n is on a filesystem mounted below SOURCE, whose server may hang while SOURCE's does not.
-// Nobody asks it for n while holding names.
+// mayHang reports whether n is on a filesystem mounted below SOURCE, whose server may hang even if SOURCE's does not.
+// That server is never asked for n while names is held.
 func (fs *fileSystem) mayHang(n *node) bool { return n.key.dev != fs.root.key.dev }
 
-// stat fills st for n, without opening n if that can be avoided.
+// stat fills st for n. It avoids opening n if it can.
 func (fs *fileSystem) stat(n *node, st *unix.Statx_t) syscall.Errno {
 	for {
 		n.mu.Lock()
@@ -373,7 +377,7 @@ func (fs *fileSystem) stat(n *node, st *unix.Statx_t) syscall.Errno {
 	}
 }
 
-// statAt fills st for n at where. again says that n moved meanwhile.
+// statAt fills st for n at where. again reports that n moved during the call.
 func (fs *fileSystem) statAt(n *node, where locator, st *unix.Statx_t) (again bool, errno syscall.Errno) {
 	parent, errno := fs.hold(where.parent)
 	if errno != 0 {
@@ -399,7 +403,7 @@ func (fs *fileSystem) statAt(n *node, where locator, st *unix.Statx_t) (again bo
 	return false, 0
 }
 
-// path returns the names that lead from the root to n at the time of the call, for people.
+// path returns n's current path below the root, for people to read.
 func (n *node) path() string {
 	var names []string
 	for n != nil && n.id != rootID {

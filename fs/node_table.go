@@ -9,7 +9,7 @@ import (
 
 const shardCount = 64
 
-// index maps numbers to things, many of which are looked up at once.
+// index maps numbers to values. Its shards let many goroutines look values up at once.
 type index[T any] struct {
 	shards [shardCount]struct {
 		sync.RWMutex
@@ -35,7 +35,7 @@ func (x *index[T]) put(id uint64, v T) {
 	s.Unlock()
 }
 
-// take removes and returns what id stands for.
+// take removes and returns the value of id.
 func (x *index[T]) take(id uint64) (T, bool) {
 	s := &x.shards[id%shardCount]
 	s.Lock()
@@ -59,8 +59,8 @@ func (x *index[T]) all() []T {
 	return vs
 }
 
-// nodeTable has the nodes, by number and by inode. A node stays while the kernel refers to it or another node's locator
-// names it; so a directory that the kernel forgot and looks up again is still the one that its children are found by.
+// nodeTable has the nodes, by number and by inode. A node stays while the kernel refers to it, or while a locator names
+// it. So if the kernel forgets a directory and looks it up again, it is still the node by which its children are found.
 type nodeTable struct {
 	byID   index[*node]
 	lastID atomic.Uint64
@@ -78,7 +78,7 @@ type keyShard = struct {
 
 func (t *nodeTable) shard(k inodeKey) *keyShard { return &t.shards[(k.ino^k.dev)%shardCount] }
 
-// find returns the node of the inode that st describes, or nil.
+// find returns the node of the inode who, or nil.
 func (t *nodeTable) find(who identity) *node {
 	s := t.shard(who.key)
 	s.Lock()
@@ -89,7 +89,7 @@ func (t *nodeTable) find(who identity) *node {
 	return nil
 }
 
-// byInode returns the node of the inode k, or nil.
+// byInode returns the node with the inode number k, or nil.
 func (t *nodeTable) byInode(k inodeKey) *node {
 	s := t.shard(k)
 	s.Lock()
@@ -97,16 +97,16 @@ func (t *nodeTable) byInode(k inodeKey) *node {
 	return s.byKey[k]
 }
 
-// refer returns the node of who with one more reference by the kernel. If there is none it makes one and calls made
-// with it before anybody else can find it; made takes no lock of this package.
+// refer returns the node of who, with one more reference by the kernel. If there is none, it makes one, and calls made
+// with it before other goroutines can find it. made must take no lock of this package.
 func (t *nodeTable) refer(who identity, made func(*node)) *node {
 	s := t.shard(who.key)
 	s.Lock()
 	defer s.Unlock()
 	n := s.byKey[who.key]
 	if n == nil || !n.is(who) {
-		// A node with the same number but another birth is of an inode that was removed underneath. It stays in
-		// byID until the kernel forgets it, and answers ESTALE.
+		// A node with this number but another birth is of an inode that was removed directly in SOURCE. It stays in
+		// byID, and answers ESTALE, until the kernel forgets it.
 		n = &node{id: nodeID(t.lastID.Add(1)), identity: who, fd: -1, slot: -1}
 		made(n)
 		if s.byKey == nil {
@@ -119,7 +119,7 @@ func (t *nodeTable) refer(who identity, made func(*node)) *node {
 	return n
 }
 
-// adjust changes the references to n and reports whether none is left, in which case n is out of the table.
+// adjust changes the references to n. If none is left, it takes n out of the table and returns true.
 func (t *nodeTable) adjust(n *node, lookups uint64, kids int) (gone bool) {
 	s := t.shard(n.key)
 	s.Lock()
@@ -136,7 +136,7 @@ func (t *nodeTable) adjust(n *node, lookups uint64, kids int) (gone bool) {
 	return true
 }
 
-// register notes that the kernel learnt of what st describes as name in parent, and returns its node.
+// register notes that the kernel looked up the inode that st describes as name in parent, and returns its node.
 func (fs *fileSystem) register(parent *node, name string, st *unix.Statx_t) *node {
 	n := fs.table.refer(identify(st), fs.joinCache)
 	if parent != nil {
@@ -145,7 +145,7 @@ func (fs *fileSystem) register(parent *node, name string, st *unix.Statx_t) *nod
 	return n
 }
 
-// joinCache gives a new node what devices hold of its file, before any request can go past it.
+// joinCache attaches the File of the page cache, if there is one, to a new node, before any request can bypass it.
 func (fs *fileSystem) joinCache(n *node) {
 	if fs.cache == nil || !n.isRegular() {
 		return
@@ -156,14 +156,14 @@ func (fs *fileSystem) joinCache(n *node) {
 	}
 	w := fs.witnesses.get(n.key)
 	if w == nil {
-		w = new(witness) // f is about to let go of the file
+		w = new(witness) // f is about to be detached
 	}
 	c := newContent(w)
 	c.attach(f)
 	n.data.Store(c)
 }
 
-// place sets n's locator. Where it takes one away that others may be using, the caller holds that directory's names.
+// place sets n's locator. If others may be using the old locator, the caller holds the names of its directory.
 func (fs *fileSystem) place(n *node, where locator) {
 	if n.id == rootID {
 		return
@@ -187,7 +187,7 @@ func (fs *fileSystem) place(n *node, where locator) {
 	}
 }
 
-// unrefer takes references from n and drops it, and what only it referred to, when none is left.
+// unrefer takes references from n. If none is left, it drops n, and then its ancestors that are not referred to either.
 func (fs *fileSystem) unrefer(n *node, lookups uint64, kids int) {
 	for n != nil && fs.table.adjust(n, lookups, kids) {
 		parent := fs.drop(n)
@@ -195,7 +195,7 @@ func (fs *fileSystem) unrefer(n *node, lookups uint64, kids int) {
 	}
 }
 
-// drop ends a node that is out of the table and returns the node that its locator named.
+// drop ends a node that is out of the table. It returns the parent in the node's locator.
 func (fs *fileSystem) drop(n *node) (parent *node) {
 	if n.isRemoved() {
 		fs.removed.leave()
@@ -211,7 +211,7 @@ func (fs *fileSystem) drop(n *node) (parent *node) {
 	return parent
 }
 
-// leaveCache tells the page cache when the last name of a file went before its last reference did.
+// leaveCache tells the page cache to forget a file that lost its last name before its last reference.
 func (fs *fileSystem) leaveCache(n *node) {
 	if fs.cache == nil || n.kind != unix.S_IFREG || fs.cache.Lookup(n.key.fileID()) == nil {
 		return

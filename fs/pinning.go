@@ -10,22 +10,22 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// Attributes with this prefix say what the page cache is to do. SOURCE keeps the pin, so that it outlives the mount,
-// and has no other that the mount shows.
+// Attributes with this prefix tell the page cache what to do. SOURCE stores the pin, so that it outlives the mount. The
+// mount shows no other attribute with this prefix.
 const (
 	cacheAttributes = "user.gaiafs."
-	// AttributePin, of a file or directory, has a text that pagecache.ParsePinning reads. A directory's is that of all
-	// files below that have none of their own, nor a nearer directory that has one.
+	// AttributePin is the pin of a file or directory, as text for pagecache.ParsePinning. A directory's pin applies to
+	// all files below it without a pin of their own, unless a nearer directory has one.
 	AttributePin = cacheAttributes + "pin"
-	// attributeEvict, when it is set, gives up what devices hold of a file: "all", or a device's number. It is kept
-	// nowhere.
+	// attributeEvict, when set, evicts what devices hold of a file. The value is "all" or a device's number. It is not
+	// stored.
 	attributeEvict = cacheAttributes + "evict"
 )
 
 func isCacheAttribute(name string) bool { return strings.HasPrefix(name, cacheAttributes) }
 
-// beforeCacheAttribute checks a value that somebody sets, and evicts where that is what was asked for. The kernel has
-// checked that he may write the file.
+// beforeCacheAttribute checks the value of a cache attribute that a program sets, and evicts for attributeEvict. The
+// kernel has checked that the program may write the file.
 func (fs *fileSystem) beforeCacheAttribute(cancel <-chan struct{}, in *fuse.SetXAttrIn, attr string,
 	data []byte) fuse.Status {
 	value := string(data[:min(len(data), int(in.Size))])
@@ -53,7 +53,7 @@ func (fs *fileSystem) beforeCacheAttribute(cancel <-chan struct{}, in *fuse.SetX
 	return toStatus(fs.cache.CheckPinning(n.key.fileID(), size, p))
 }
 
-// evictNode is pagecache.Evict for a request.
+// evictNode calls pagecache.Evict for a request.
 func (fs *fileSystem) evictNode(cancel <-chan struct{}, in *fuse.SetXAttrIn, n *node, p pagecache.Pinning) fuse.Status {
 	switch {
 	case in.Caller.Uid != 0 && in.Caller.Uid != fs.creator.uid:
@@ -81,8 +81,8 @@ func (fs *fileSystem) evictNode(cancel <-chan struct{}, in *fuse.SetXAttrIn, n *
 	return fuse.OK
 }
 
-// pinning returns how a file is pinned: by its own attribute, or that of the nearest directory above that has one. What
-// cannot be read pins nothing.
+// pinning returns a file's pin: its own attribute, or that of the nearest directory above that has one. An unreadable
+// attribute counts as none.
 func (fs *fileSystem) pinning(n *node) pagecache.Pinning {
 	var st unix.Statx_t
 	if fs.stat(n, &st) != 0 {
@@ -101,7 +101,7 @@ func (fs *fileSystem) pinning(n *node) pagecache.Pinning {
 	return pagecache.Pinning{}
 }
 
-// ownPinning returns what a node's own attribute says, if there is one that says something.
+// ownPinning returns the pin in a node's own attribute. has is false if there is no valid one.
 func (fs *fileSystem) ownPinning(n *node) (p pagecache.Pinning, has bool) {
 	fd, errno := fs.hold(n)
 	if errno != 0 {
@@ -117,7 +117,7 @@ func (fs *fileSystem) ownPinning(n *node) (p pagecache.Pinning, has bool) {
 	return p, err == nil
 }
 
-// repin looks at a file's pin again, or for a directory at those of all files.
+// repin reads a file's pin again. For a directory it reads the pins of all files.
 func (fs *fileSystem) repin(id uint64) {
 	n := fs.node(id)
 	if n == nil || fs.cache == nil {
@@ -130,9 +130,9 @@ func (fs *fileSystem) repin(id uint64) {
 	}
 }
 
-// repinAll looks at the pins of all files that devices hold something of again. Of files that the kernel has forgotten
-// it does not know where they are, and filesystems below SOURCE may not answer: these files are looked at when somebody
-// opens them for a device.
+// repinAll reads the pins of all files again that devices hold something of. It skips files that the kernel has
+// forgotten, because their place is unknown, and files on filesystems below SOURCE, which may not answer. The pins of
+// these are read when a program opens them for a device.
 func (fs *fileSystem) repinAll() {
 	if fs.cache == nil {
 		return

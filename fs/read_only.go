@@ -5,9 +5,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// readOnly serves a mount that was asked to refuse every change. The kernel refuses them too, until somebody makes the
-// mount writable (mount(8) with -o remount,rw); so each request that changes something is refused here, and no handler
-// has to think of it.
+// readOnly refuses every change on a read-only mount. The kernel refuses changes too, until the mount is made writable
+// (mount(8) with -o remount,rw). So every request that changes something is refused here, and handlers need not check.
 type readOnly struct{ *fileSystem }
 
 var _ fuse.RawFileSystem = readOnly{}

@@ -6,20 +6,20 @@ import (
 	"strconv"
 )
 
-// unknownThread is the number that the kernel gives for threads of another PID namespace.
+// unknownThread is the kernel's number for threads of another PID namespace.
 const unknownThread = 0
 
-// unknownPatience is how many rounds an unknown thread is waited for.
+// unknownPatience is how many rounds to wait for an unknown thread.
 const unknownPatience = 50
 
-// readers are threads whose READs were answered. Each holds the lock of a page until it has run: the kernel wakes it,
-// and it unlocks the page itself.
+// readers are threads whose READs were answered. The kernel wakes such a thread, and the thread itself unlocks the
+// page. So it holds the lock of a page until it has run.
 type readers struct {
-	waiting map[uint32]int64 // the time that the thread had run when it was first looked at; -1 before
+	waiting map[uint32]int64 // each thread's run time when it was last looked at, in ns; -1 before the first look
 	rounds  int
 }
 
-// haveRun reports whether all of them have run since their READs were answered. It is asked once a round.
+// haveRun reports whether all of the threads have run since their READs were answered. Call it once a round.
 func (r *readers) haveRun() bool {
 	r.rounds++
 	for thread, before := range r.waiting {
@@ -29,7 +29,7 @@ func (r *readers) haveRun() bool {
 			}
 			continue
 		}
-		// A thread that was woken can be run until it runs. One that sleeps, or has ended, has run.
+		// A woken thread stays runnable until it runs. A thread that sleeps, or has ended, has run.
 		ran, runnable := threadTime(thread)
 		if !runnable || before >= 0 && ran != before {
 			delete(r.waiting, thread)
@@ -40,7 +40,7 @@ func (r *readers) haveRun() bool {
 	return len(r.waiting) == 0
 }
 
-// threadTime returns how long a thread has run, in ns, and whether it could run now (proc_pid_schedstat(5),
+// threadTime returns how long a thread has run, in ns, and whether it is runnable now (proc_pid_schedstat(5),
 // proc_pid_stat(5)).
 func threadTime(thread uint32) (ran int64, runnable bool) {
 	dir := "/proc/" + strconv.FormatUint(uint64(thread), 10)
@@ -48,7 +48,7 @@ func threadTime(thread uint32) (ran int64, runnable bool) {
 	if err != nil {
 		return 0, false
 	}
-	// The name, in brackets, may have any characters.
+	// The name, in brackets, may contain any characters.
 	if end := bytes.LastIndexByte(stat, ')'); end < 0 || end+2 >= len(stat) || stat[end+2] != 'R' {
 		return 0, false
 	}

@@ -7,19 +7,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// parting is a name that is about to stop leading to a node. The locator stays what it was until the name is really
-// gone: whoever wants to use it waits for the directory's names and then looks again.
+// parting is a name that is about to stop leading to a node. The node's locator stays as it was until the name is gone:
+// a request that wants to use the locator waits for the directory's names and then looks again.
 type parting struct {
 	fs    *fileSystem
-	node  *node // nil where the kernel knows nothing by that name
+	node  *node // nil if the kernel knows no node by that name
 	name  locator
 	fd    int  // the node's descriptor, held, or -1
-	last  bool // it is the only name of a file
+	last  bool // it is the only name of a regular file
 	touch touch
 }
 
-// part prepares for name in parent to go away. With pin, a node that would be found by nothing else gets a descriptor
-// to live on. The caller holds parent.names locked; dir is the descriptor of parent. ENOENT says that there is no such
+// part prepares the removal of name from parent. With pin, a node that could not be found otherwise gets a descriptor
+// to keep. The caller holds parent.names locked; dir is the descriptor of parent. It returns ENOENT if there is no such
 // name.
 func (fs *fileSystem) part(parent *node, dir int, name string, pin bool) (parting, syscall.Errno) {
 	p := parting{fs: fs, name: locator{parent, name}, fd: -1}
@@ -28,7 +28,7 @@ func (fs *fileSystem) part(parent *node, dir int, name string, pin bool) (partin
 	case err != nil:
 		return p, toErrno(err)
 	case foreign:
-		return p, syscall.EBUSY // what something is mounted on stays
+		return p, syscall.EBUSY // a mountpoint cannot be removed
 	}
 	n := fs.table.find(identify(&st))
 	if n == nil {
@@ -53,14 +53,14 @@ func (fs *fileSystem) part(parent *node, dir int, name string, pin bool) (partin
 	}
 	p.node = n
 	if p.fd >= 0 {
-		p.touch = beginTouch(n, p.fd) // a write may have ended since it was looked at
+		p.touch = beginTouch(n, p.fd) // asks again: a write may have ended since st was filled
 	} else {
 		p.touch = beginTouchWith(n, &st)
 	}
 	return p, 0
 }
 
-// leave says that the name is gone and that the node is now at where, if anywhere.
+// leave notes that the name is gone and that the node is now at where, if anywhere.
 func (p *parting) leave(where locator) {
 	if p.node == nil {
 		return
@@ -73,8 +73,8 @@ func (p *parting) leave(where locator) {
 	}
 }
 
-// end gives up what part took, after leave or because the name stayed. dir and name are where the node is, for want of
-// a descriptor.
+// end gives back what part took, after leave or because the name stayed. dir and name locate the node if it has no
+// descriptor.
 func (p *parting) end(dir int, name string) {
 	if p.node == nil {
 		return
@@ -123,7 +123,7 @@ func (fs *fileSystem) remove(parentID uint64, name string, flags int) fuse.Statu
 		p.leave(locator{})
 	}
 	if err == nil && p.last && p.node != nil {
-		// Nobody will open the file by name again, so what it looks like need not be known.
+		// The file cannot be opened by name again, so its attributes need not be known.
 		p.touch.end(nil)
 		p.touch = touch{}
 	}
@@ -148,10 +148,10 @@ func (fs *fileSystem) Rename(_ <-chan struct{}, in *fuse.RenameIn, oldName, newN
 	defer fs.unhold(to)
 	defer fs.descriptors.trim()
 	if from != to {
-		defer fs.repinAll() // what is inherited may be something else; runs when the names are unlocked
+		defer fs.repinAll() // a file may inherit another pin now; runs when the names are unlocked
 	}
 	if from != to && !sameMount(fromDir, toDir) {
-		return fuse.Status(syscall.EXDEV) // before anybody waits for the other filesystem with the names of both
+		return fuse.Status(syscall.EXDEV) // before anything waits for the other filesystem with both names locked
 	}
 	defer lockNames(from, to)()
 
@@ -172,7 +172,7 @@ func (fs *fileSystem) Rename(_ <-chan struct{}, in *fuse.RenameIn, oldName, newN
 	} else {
 		err = fs.spend(in.Caller.Uid, func() error { return retry(call) }) // the new name may take a block
 	}
-	// Two names of one inode are left as they are (rename(2)).
+	// rename(2) leaves two names of one inode as they are.
 	if err != nil || source.node != nil && source.node == target.node {
 		source.end(fromDir, oldName)
 		target.end(toDir, newName)
@@ -192,8 +192,8 @@ func (fs *fileSystem) Rename(_ <-chan struct{}, in *fuse.RenameIn, oldName, newN
 	return fuse.OK
 }
 
-// sameMount reports whether two descriptors are on one mount: nothing is moved or linked from one to another. Where the
-// kernel does not say (before Linux 5.8), it will refuse by itself.
+// sameMount reports whether two descriptors are on one mount: rename and link do not work across mounts. If the kernel
+// does not say (before Linux 5.8), it returns true, and the kernel refuses by itself.
 func sameMount(a, b int) bool {
 	var first, second unix.Statx_t
 	if peek(a, "", &first) != nil || peek(b, "", &second) != nil {
@@ -202,7 +202,7 @@ func sameMount(a, b int) bool {
 	return first.Mnt_id == second.Mnt_id
 }
 
-// lockNames locks the names of two directories that may be the same, and returns what unlocks them.
+// lockNames locks the names of two directories, which may be the same, and returns the function that unlocks them.
 func lockNames(a, b *node) func() {
 	if a == b {
 		a.names.Lock()
