@@ -54,7 +54,7 @@
 //	descriptors.mu     the ring of open descriptors; taken under node.mu, and only ever tries a node.mu itself
 //	events.reading     held while events are read
 //	events.mu          what is watched; no system call is made under it
-//	witness.mu, witnesses.mu, hazard.mu, passthrough.mu, holds.mu, ahead.mu: leaves
+//	witness.mu, witnesses.mu, hazard.mu, passthrough.mu, hold.mu, ahead.mu: leaves
 //
 // The server of a filesystem mounted in a directory may hang. So no request asks that server while it holds the
 // directory's names or a node.mu. The kernel locks the directory too for LOOKUP and READDIRPLUS: these answer with what

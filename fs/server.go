@@ -17,81 +17,81 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// Options says what to mount where.
+// Options says what to mount where, and how.
 type Options struct {
-	// Source is the directory to show, Mountpoint an empty directory to show it at.
+	// Source is the directory to show. Mountpoint is the empty directory at which to show it.
 	Source, Mountpoint string
-	// Cache knows what devices hold; nil for a mount without devices. It stays the caller's.
+	// Cache is the page cache of the devices, nil for a mount without devices. The caller keeps ownership.
 	Cache *pagecache.Cache
-	// Granter answers the helper library's ioctl; without one the ioctl is refused with ENOTTY.
+	// Granter answers the helper library's ioctl. If it is nil, the ioctl fails with ENOTTY.
 	Granter Granter
-	// AllowOther lets other users than the one who mounts use the mount. The kernel checks their permissions.
+	// AllowOther lets users other than the mounting one use the mount. The kernel checks their permissions.
 	AllowOther bool
 	ReadOnly   bool
-	// Restrict has words of mount(8), nosuid, nodev and noexec, that hold besides those of Source's mount.
+	// Restrict has options of mount(8), nosuid, nodev and noexec, that apply in addition to those of Source's mount.
 	Restrict []string
-	// KernelOpens lets the kernel open files and directories of a read-only mount without asking, and keep names and
-	// attributes for a minute where changes in Source are reported (root, a local filesystem). Files do not pass
-	// through then. A change in Source shows at once where it is reported, and after AttrTimeout elsewhere.
+	// KernelOpens lets the kernel open files and directories of a read-only mount without asking. If changes in Source
+	// are reported (root, a local filesystem), the kernel may also keep names and attributes for a minute, and a change
+	// shows at once. Otherwise it shows after AttrTimeout. Files do not pass through.
 	KernelOpens bool
-	// WriteBack lets the kernel collect writes before it sends them.
+	// WriteBack lets the kernel cache writes before it sends them.
 	WriteBack bool
-	// Passthrough lets the kernel read, write and map backing files itself where it can (root, Linux 6.9), past the
-	// daemon. Nobody learns of such writes, so it is for mounts without devices and for those that are read-only. The
-	// kernel does not do both, so WriteBack gives way to it.
+	// Passthrough lets the kernel read, write and map backing files itself if it can (root, Linux 6.9), without the
+	// daemon. The daemon does not see such writes, so this is for mounts without devices and for read-only mounts. It
+	// turns WriteBack off, because the kernel does not do both.
 	Passthrough bool
-	// AttrTimeout and EntryTimeout are how long the kernel may keep attributes and names without asking: changes made
-	// in Source directly are seen that late. Zero means one second, negative not at all.
+	// AttrTimeout and EntryTimeout are how long the kernel may keep attributes and names without asking. Changes made
+	// directly in Source may show that late. Zero means one second; negative means not at all.
 	AttrTimeout, EntryTimeout time.Duration
-	// Events chooses what reports changes in Source, besides the files' attributes: EventsAuto, EventsAll,
-	// EventsFanotify, EventsInotify or EventsOff, which "" stands for. Where the kernel or Source does not have the
-	// kind, there are no events. With EventsAll all of Source's filesystem is watched (root, a local filesystem), and
-	// the kernel keeps names and attributes for a minute. It is EventsAuto where programs write past the daemon.
+	// Events chooses what reports changes in Source, in addition to the files' attributes: EventsAuto, EventsAll,
+	// EventsFanotify, EventsInotify or EventsOff. "" means EventsOff. If the kernel or Source does not support the
+	// kind, there are no events. EventsAll watches Source's whole filesystem (root, a local filesystem), and the kernel
+	// keeps names and attributes for a minute. If programs write past the daemon, it means EventsAuto.
 	Events string
-	// Log takes what goes wrong; nil discards it. Debug logs every request.
+	// Log takes warnings and errors; nil discards them. Debug logs every request.
 	Log   *slog.Logger
 	Debug bool
-	// Detached is told that the mount has disappeared from the mounts that this process sees, or appeared again. It
-	// must not block. Programs may still use the mount. Nil: nobody is told.
+	// Detached is called with true when the mount disappears from the mounts that this process sees, and with false
+	// when it appears again. Programs may still use the mount. It must not block. It may be nil.
 	Detached func(bool)
 
 	withoutCure bool
 	unwatched   bool       // for a test: no tree
-	strict      strictness // of SOURCE's mount, and of ours
+	strict      strictness // of SOURCE's mount and of Restrict
 }
 
 const (
-	// maxRequest is the bytes of the largest read or write request.
+	// maxRequest is the largest read or write request, in bytes.
 	maxRequest = 1 << 20
-	// maxRead is the bytes of the largest read request of a mount by root. A large read is several of them at once:
-	// while one is copied others wait for the disk. From cold disks that is a quarter faster than with requests of 1
-	// MiB.
+	// maxRead is the largest read request of a mount by root, in bytes. A large read is split into several concurrent
+	// requests: while one is copied, others wait for the disk. From cold disks this is a quarter faster than requests
+	// of 1 MiB.
 	maxRead = 128 << 10
 	// readAhead is how far the kernel reads ahead in a file, in KiB.
 	readAhead = 1024
-	// dirtyShare is the part of all dirty pages that those of the mount may be, in percent. The rest stays for the
-	// backing filesystem: were it used up, the daemon would be slowed down while it brings the mount's pages home.
+	// dirtyShare is the limit for the mount's dirty pages, in percent of all dirty pages. The rest is for the backing
+	// filesystem: without it, the daemon would be throttled while it writes the mount's pages home.
 	dirtyShare = 50
-	// maxBackground is the most requests that nobody waits for (read-ahead, write-back) in flight at once,
-	// minBackground the least of that. What they hold is to be a quarter of the cache's host memory at most.
+	// maxBackground and minBackground bound the limit of background requests in flight (read-ahead, write-back). Their
+	// buffers should take at most a quarter of the cache's host memory.
 	maxBackground, minBackground = 256, 16
-	// maxInFlight is the bytes of all requests in flight. Were it small, a few programs that write to a file whose
-	// filesystem hangs would have all others wait.
+	// maxInFlight limits the bytes of all requests in flight. With a small limit, a few programs that write to a hung
+	// filesystem would block all others.
 	maxInFlight = 1 << 30
 )
 
-// Server is a mount in service.
+// Server is a mount that serves requests.
 type Server struct {
 	fs         *fileSystem
 	server     *fuse.Server
 	mountpoint string
-	device     string // of the mount, major:minor
+	device     string // the mount's, major:minor
 	hold       hold
 	served     chan struct{}
 }
 
-// Mount shows o.Source at o.Mountpoint and returns once the mount can be used. It sets the umask of the process to 0
-// and raises its limit of descriptors. Its errors are sentences that say what to do.
+// Mount shows o.Source at o.Mountpoint and returns when the mount is usable. It sets the process's umask to 0 and
+// raises its limit of descriptors. Its errors are sentences that say what to do.
 func Mount(o Options) (*Server, error) {
 	setDefaults(&o)
 	place, err := checkPlace(o.Source, o.Mountpoint)
@@ -108,7 +108,7 @@ func Mount(o Options) (*Server, error) {
 	if os.Geteuid() != 0 {
 		o.strict = o.strict&^noFollow | noSetID | noDevices // as fusermount mounts
 	}
-	unix.Umask(0) // the umask that counts is the caller's, see credentials.go
+	unix.Umask(0) // the caller's umask counts, see credentials.go
 	fs, err := newFileSystem(&o)
 	if err != nil {
 		return nil, fmt.Errorf("%s cannot be opened: %w", o.Source, err)
@@ -158,7 +158,7 @@ func Mount(o Options) (*Server, error) {
 	var g *guard
 	if guardReady.Load() {
 		if g, err = startGuard(o.Mountpoint); err != nil {
-			o.Log.Warn("the mount has no guard: programs may hang if its daemon is killed", "error", err)
+			o.Log.Warn("the mount has no guard: programs may hang if the daemon is killed", "error", err)
 		}
 	}
 	guarded <- g
@@ -170,13 +170,13 @@ func (o *Options) passes() bool {
 	return o.Passthrough && !o.KernelOpens && passthroughPossible(o.Source)
 }
 
-// WritesBack reports whether Mount asks the kernel to collect writes, for those who have to know before there is a
-// mount. Where the kernel cannot, Server.WriteBack says so.
+// WritesBack reports whether Mount will ask the kernel to cache writes. It is for callers that need to know before
+// there is a mount. The kernel may refuse; Server.WriteBack reports the result.
 func (o *Options) WritesBack() bool { return o.WriteBack && !o.passes() }
 
-// newServer mounts. Programs that the process starts must not inherit the connection to the kernel: with it open in one
-// of them, the mount would hang instead of failing when the daemon dies. go-fuse leaves it to be inherited where it
-// mounts without fusermount, so no program is started until that is put right.
+// newServer mounts. Child processes must not inherit the connection to the kernel: if one held it when the daemon dies,
+// the mount would hang instead of fail. go-fuse leaves the connection inheritable when it mounts without fusermount. So
+// newServer lets no child process start until it has fixed that.
 func newServer(fs *fileSystem, o *Options) (*fuse.Server, error) {
 	m := mountOptions(o)
 	if !m.DirectMountStrict {
@@ -184,7 +184,7 @@ func newServer(fs *fileSystem, o *Options) (*fuse.Server, error) {
 		if err != nil {
 			return nil, err
 		}
-		server, err := fuse.NewServer(fs.served(), fmt.Sprintf("/dev/fd/%d", fd), m) // closes fd where it fails
+		server, err := fuse.NewServer(fs.served(), fmt.Sprintf("/dev/fd/%d", fd), m) // closes fd on failure
 		if err != nil {
 			return nil, errors.Join(err, unmountByFusermount(o.Mountpoint))
 		}
@@ -222,7 +222,7 @@ func setDefaults(o *Options) {
 	}
 }
 
-// mountOptions says what the kernel is asked for.
+// mountOptions returns the options with which to mount.
 func mountOptions(o *Options) *fuse.MountOptions {
 	m := &fuse.MountOptions{
 		FsName:        o.Source,
@@ -240,8 +240,8 @@ func mountOptions(o *Options) *fuse.MountOptions {
 		// A symbolic link never changes its target, so the kernel may keep it with the inode.
 		EnableSymlinkCaching:     true,
 		ExplicitDataCacheControl: true,
-		// CAP_READDIRPLUS_AUTO is left out: with it the kernel asks for names only after the first batch, and programs
-		// that list a directory and then look at every entry pay a request for each.
+		// Not CAP_READDIRPLUS_AUTO: with it the kernel asks only for names after the first batch, and programs that
+		// list a directory and then stat every entry pay a request for each.
 		ExtraCapabilities: fuse.CAP_DONT_MASK | fuse.CAP_ATOMIC_O_TRUNC | fuse.CAP_IOCTL_DIR |
 			fuse.CAP_HANDLE_KILLPRIV_V2 | fuse.CAP_SETXATTR_EXT | fuse.CAP_ASYNC_DIO | fuse.CAP_DIRECT_IO_ALLOW_MMAP,
 	}
@@ -252,7 +252,7 @@ func mountOptions(o *Options) *fuse.MountOptions {
 		m.DisabledCapabilities = fuse.CAP_PASSTHROUGH
 	}
 	if o.KernelOpens {
-		// The kernel would cut files off by itself, if somebody made the mount writable.
+		// The kernel would truncate files by itself if the mount were made writable.
 		m.ExtraCapabilities &^= fuse.CAP_ATOMIC_O_TRUNC
 	}
 	if o.WriteBack {
@@ -260,7 +260,7 @@ func mountOptions(o *Options) *fuse.MountOptions {
 	}
 	if os.Geteuid() == 0 {
 		m.DirectMountStrict = true
-		m.Options = append(m.Options, fmt.Sprintf("max_read=%d", maxRead)) // go-fuse puts its own before this
+		m.Options = append(m.Options, fmt.Sprintf("max_read=%d", maxRead)) // go-fuse puts its own first
 		m.DirectMountFlags = unix.MS_MGC_VAL | o.strict.mountFlags()
 		if o.ReadOnly {
 			m.DirectMountFlags |= unix.MS_RDONLY
@@ -276,9 +276,9 @@ func mountOptions(o *Options) *fuse.MountOptions {
 	return m
 }
 
-// tune sets what the protocol cannot, but root may for the mount's device: the kernel reads ahead as much as one
-// request can carry, and keeps more dirty pages than the hundredth of what all devices may have that it grants to FUSE.
-// Without, everything is correct and somewhat slower.
+// tune sets what the protocol cannot set, but root can set for the mount's device. The kernel then reads ahead as much
+// as one request can carry, and keeps more dirty pages than its default for FUSE, a hundredth of all. Without tune,
+// everything is correct but somewhat slower.
 func (s *Server) tune() {
 	var st unix.Stat_t
 	if os.Geteuid() != 0 || unix.Stat(s.mountpoint, &st) != nil {
@@ -287,7 +287,7 @@ func (s *Server) tune() {
 	device := fmt.Sprintf("/sys/class/bdi/%d:%d/", unix.Major(st.Dev), unix.Minor(st.Dev))
 	for name, value := range map[string]int{"read_ahead_kb": readAhead, "max_ratio": dirtyShare} {
 		if err := os.WriteFile(device+name, []byte(strconv.Itoa(value)), 0); err != nil {
-			s.fs.log.Debug("a default of the kernel's stays", "setting", device+name, "error", err)
+			s.fs.log.Debug("a default of the kernel stays in force", "setting", device+name, "error", err)
 		}
 	}
 }
@@ -295,17 +295,17 @@ func (s *Server) tune() {
 // Mountpoint returns the absolute path of the mountpoint, without symbolic links.
 func (s *Server) Mountpoint() string { return s.mountpoint }
 
-// Passthrough reports whether the kernel reads and writes backing files itself, as far as is known: it says so file by
-// file.
+// Passthrough reports whether files may pass through. The kernel decides for each file, so this may change to false
+// later.
 func (s *Server) Passthrough() bool { return s.fs.passes.Load() }
 
-// PassthroughRefused is the number of opens that could have passed through, had the kernel not refused.
+// PassthroughRefused returns the number of opens for which the kernel refused passthrough.
 func (s *Server) PassthroughRefused() int64 { return s.fs.refused.Load() }
 
-// WriteBack reports whether the kernel collects writes before it sends them.
+// WriteBack reports whether the kernel caches writes before it sends them.
 func (s *Server) WriteBack() bool { return s.fs.writeBack }
 
-// Device returns the number of the mount's device, major:minor.
+// Device returns the device number of the mount, major:minor.
 func (s *Server) Device() string { return s.device }
 
 // Events returns the kind of events in force: EventsAll, EventsFanotify, EventsInotify or EventsOff.
@@ -319,11 +319,11 @@ func (s *Server) Events() string {
 // EventsLost returns how often the kernel dropped events.
 func (s *Server) EventsLost() int64 { return s.fs.events.overflows.Load() }
 
-// Wait returns when the mount is gone and every request is answered.
+// Wait returns when the mount is gone and every request has been answered.
 func (s *Server) Wait() { <-s.served }
 
-// Unmount takes the mount away and waits until every request is answered. While programs use it, it fails with an error
-// that wraps EBUSY, and the mount stays in service. It may be called again.
+// Unmount unmounts and waits until every request is answered. While programs use the mount, it fails with an error that
+// wraps EBUSY, and the mount stays in service. It may be called again.
 func (s *Server) Unmount() error {
 	select {
 	case <-s.served:
@@ -340,7 +340,7 @@ func (s *Server) Unmount() error {
 	s.fs.touching.Unlock()
 	if err != nil {
 		select {
-		case <-s.served: // somebody else unmounted it
+		case <-s.served: // unmounted by another process
 			return nil
 		default:
 		}

@@ -15,8 +15,8 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// SetAttr implements fuse.RawFileSystem. Owner goes before mode, since changing the owner clears set-id bits, and times
-// go last, since everything else changes them.
+// SetAttr implements fuse.RawFileSystem. It sets the owner before the mode, because changing the owner clears set-id
+// bits. It sets the times last, because all other changes change them.
 func (fs *fileSystem) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
 	n := fs.node(in.NodeId)
 	if n == nil {
@@ -56,7 +56,7 @@ func (fs *fileSystem) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *f
 	var st unix.Statx_t
 	errno = fs.setAttr(ctx, n, fd, sizer, touch.size, in)
 	err := statx(fd, "", &st)
-	touch.endWith(fd) // not with st: a write that began meanwhile may have ended since
+	touch.endWith(fd) // not with st: a write that was in flight may have ended since
 	if err != nil {
 		if errno == 0 {
 			errno = toErrno(err)
@@ -73,13 +73,13 @@ func (fs *fileSystem) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *f
 	return fuse.OK
 }
 
-// setAttr sets what in asks for, the size with sizer. before is the size that n has.
+// setAttr sets the attributes in in, the size with sizer. before is the current size of n.
 func (fs *fileSystem) setAttr(
 	ctx context.Context, n *node, fd int, sizer sizer, before int64, in *fuse.SetAttrIn,
 ) syscall.Errno {
 	if in.Valid&^fuse.FATTR_FH == 0 && n.isRegular() {
-		// Nothing to set: the kernel is about to write the backing file itself for somebody who may not keep
-		// set-id bits, and leaves it to the daemon to clear them.
+		// Nothing to set: the kernel is about to write the backing file itself for a caller who may not keep set-id
+		// bits, and leaves clearing them to the daemon.
 		return fs.killSetID(n, fd, &in.Caller)
 	}
 	if size, ok := in.GetSize(); ok {
@@ -108,7 +108,7 @@ func (fs *fileSystem) setAttr(
 	}
 	if mode, ok := in.GetMode(); ok {
 		if hidden := n.concealed(); hidden != 0 {
-			// Who asks does not see these bits, so they stay.
+			// The caller does not see these bits, so they stay.
 			var st unix.Stat_t
 			if err := unix.Fstat(fd, &st); err != nil {
 				return toErrno(err)
@@ -129,7 +129,7 @@ func (fs *fileSystem) setAttr(
 			return nil
 		}
 		if c := n.data.Load(); c != nil {
-			// Not while released bytes are written, after which home gets back the time that it had.
+			// Not while released bytes are written home: after that, home gets its former time back.
 			return toErrno(c.changeHome(ctx, pagecache.Change{Kind: pagecache.ChangeTimes},
 				func(int64, int64) error { return set() }))
 		}
@@ -138,8 +138,9 @@ func (fs *fileSystem) setAttr(
 	return 0
 }
 
-// setsTime reports whether a program sets mtime. With --write-back the kernel also sends mtimes of its own: with a new
-// size, or the time of a write. A program that sets a time after the mount was made looks the same, and does not count.
+// setsTime reports whether a program sets mtime. With --write-back, the kernel also sends mtimes of its own: with a new
+// size, or the time of a write. If a program sets a time between the mount's start and now, it looks the same as these,
+// and does not count.
 func (fs *fileSystem) setsTime(in *fuse.SetAttrIn) bool {
 	switch {
 	case in.Valid&fuse.FATTR_MTIME == 0:
@@ -151,8 +152,8 @@ func (fs *fileSystem) setsTime(in *fuse.SetAttrIn) bool {
 	return in.Valid&fuse.FATTR_SIZE == 0 && (at.Before(fs.made) || at.After(time.Now()))
 }
 
-// finishReleases brings home what devices released of n. Until that is home, a release finds it modified, and one that
-// follows (of a client that ends, say) would move the time that a program is about to set.
+// finishReleases writes home what devices released of n. Until then, the next release (of a client that ends, say)
+// would count as a modification, and would change the time that a program is about to set.
 func (fs *fileSystem) finishReleases(ctx context.Context, n *node) {
 	c := n.data.Load()
 	if c == nil {
@@ -167,7 +168,7 @@ func (fs *fileSystem) finishReleases(ctx context.Context, n *node) {
 	}
 }
 
-// rightsTouched tells the devices' side that somebody may have fewer rights to the file than before.
+// rightsTouched tells the page cache that users may have lost rights to the file.
 func (n *node) rightsTouched(ctx context.Context) {
 	if c := n.data.Load(); c != nil {
 		if f := c.live(); f != nil {
@@ -176,9 +177,9 @@ func (n *node) rightsTouched(ctx context.Context) {
 	}
 }
 
-// sizer sets the size of a regular file with a descriptor that is open for writing. named says that a program named
-// the file, as truncate(2) does: where that has the size, some filesystems leave its times. Nobody gets a lease on the
-// file meanwhile.
+// sizer sets the size of a regular file through a descriptor that is open for writing. named says that the program
+// named the file, as truncate(2) does: if the file has that size already, some filesystems then leave its times alone.
+// While the descriptor is open, no process can get a lease on the file.
 type sizer struct {
 	fd    int
 	named bool
@@ -191,7 +192,7 @@ func (s sizer) set(size int64) error {
 	return unix.Ftruncate(s.fd, size)
 }
 
-// setSize truncates or extends a regular file for a user. before is the size that it has.
+// setSize truncates or extends a regular file on behalf of a user. before is its current size.
 func (fs *fileSystem) setSize(
 	ctx context.Context, n *node, sizer sizer, uid uint32, before, size int64,
 ) syscall.Errno {
@@ -218,15 +219,16 @@ func (fs *fileSystem) setSize(
 	return errno
 }
 
-// chown sets owner and group of n, whose descriptor is fd, where not -1. The backing clears set-id bits, but not the
-// one of a group that may not execute: it sees the daemon ask, not who.
+// chown sets the owner and group of n, whose descriptor is fd; -1 leaves one as it is. The backing filesystem clears
+// set-id bits, except a set-group-ID bit without group execute: it sees the daemon as the caller. chown clears that bit
+// itself.
 func (fs *fileSystem) chown(n *node, fd int, who *fuse.Caller, owner, group int) syscall.Errno {
 	var st unix.Stat_t
 	foreign := false
 	if who.Uid != 0 && n.isRegular() && unix.Fstat(fd, &st) == nil {
 		foreign = st.Mode&(unix.S_ISGID|unix.S_IXGRP) == unix.S_ISGID && !inGroup(who, st.Gid)
 	}
-	if err := fs.spend(who.Uid, func() error { // of the new owner's quota
+	if err := fs.spend(who.Uid, func() error { // counts against the new owner's quota
 		return unix.Fchownat(fd, "", owner, group, unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW)
 	}); err != nil {
 		return toErrno(err)
@@ -240,14 +242,14 @@ func (fs *fileSystem) chown(n *node, fd int, who *fuse.Caller, owner, group int)
 // chmod sets the permission bits of n, whose descriptor is fd.
 func (fs *fileSystem) chmod(n *node, fd int, mode uint32) syscall.Errno {
 	if n.kind == unix.S_IFLNK {
-		// Linux keeps no mode for symbolic links; the backing says so as for any lchmod.
+		// Linux keeps no mode for symbolic links. The backing filesystem gives the same answer to lchmod.
 		return syscall.EOPNOTSUPP
 	}
 	return toErrno(unix.Fchmodat(fs.procDir, strconv.Itoa(fd), mode&07777, 0))
 }
 
-// setTimes sets times to the nanosecond. A descriptor opened with O_PATH takes AT_EMPTY_PATH since Linux 5.8; before
-// that only what is not a symbolic link can be reached, through /proc.
+// setTimes sets times with nanosecond precision. O_PATH descriptors take AT_EMPTY_PATH since Linux 5.8. Before that,
+// /proc must be used, which does not work for symbolic links.
 func (fs *fileSystem) setTimes(n *node, fd int, atime, mtime unix.Timespec) syscall.Errno {
 	times := []unix.Timespec{atime, mtime}
 	err := unix.UtimesNanoAt(fd, "", times, unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW)
@@ -260,8 +262,9 @@ func (fs *fileSystem) setTimes(n *node, fd int, atime, mtime unix.Timespec) sysc
 	return toErrno(err)
 }
 
-// killSetID clears the set-user-ID bit of n, and the set-group-ID bit where the group may execute or who is not in the
-// group, as the kernel does on a filesystem of its own when somebody without CAP_FSETID changes the bytes (inode(7)).
+// killSetID clears the set-user-ID bit of n. It also clears the set-group-ID bit if the group may execute the file or
+// who is not in the group. The kernel does the same on its own filesystems when a caller without CAP_FSETID changes the
+// bytes (inode(7)).
 func (fs *fileSystem) killSetID(n *node, fd int, who *fuse.Caller) syscall.Errno {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
@@ -279,14 +282,14 @@ func (fs *fileSystem) killSetID(n *node, fd int, who *fuse.Caller) syscall.Errno
 	if errno := fs.chmod(n, fd, mode); errno != 0 {
 		return errno
 	}
-	// The kernel asked for this and still keeps the old mode. Without an offset, the notification drops attributes
-	// only and waits for no page, so it may be sent from here.
+	// The kernel asked for this and still has the old mode. Without an offset, the notification drops attributes only
+	// and waits for no page, so it may be sent from here.
 	fs.notify.InodeNotify(uint64(n.id), -1, 0)
 	return 0
 }
 
-// inGroup reports whether who is in a group. Requests carry only the first of a process's groups. One that cannot be
-// asked, because it lives in a namespace of processes that is not ours, counts as being in it.
+// inGroup reports whether who is in a group. Requests carry only the first group of a process. A process in a foreign
+// PID namespace cannot be looked up, and counts as a member.
 func inGroup(who *fuse.Caller, group uint32) bool {
 	if who.Gid == group {
 		return true
@@ -303,5 +306,5 @@ func inGroup(who *fuse.Caller, group uint32) bool {
 	return true
 }
 
-// procPath names what fd refers to, for calls that take no descriptor. It reaches through O_PATH descriptors.
+// procPath returns a path to what fd refers to, for calls that take no descriptor. It works for O_PATH descriptors.
 func procPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }

@@ -11,13 +11,15 @@ import (
 )
 
 // A mount can forbid set-id bits and file capabilities (nosuid), devices (nodev), programs (noexec) and symbolic links
-// (nosymfollow). The kernel checks that on the mount that a program comes through, which is ours, not the one that
-// SOURCE is on. So our mount is made with the flags that SOURCE's mount has. Where another filesystem is mounted below
-// SOURCE with more flags, or SOURCE gets more of them later, nodes there are shown without what the flags forbid:
-// without set-id bits and file capabilities, as devices of no number, without execute bits. Programs can still map such
-// a file with PROT_EXEC or execute it by an entry of an ACL, and symbolic links there are followed.
+// (nosymfollow). The kernel checks the flags of the mount through which a program comes. That is ours, not SOURCE's. So
+// our mount is made with the flags of SOURCE's mount.
+//
+// Another filesystem mounted below SOURCE may have more flags, or SOURCE may get more later. Then nodes there are shown
+// without what the flags forbid: without set-id bits and file capabilities, as devices with number 0, without execute
+// bits. Programs can still map such a file with PROT_EXEC, or execute it by an ACL entry, and symbolic links there are
+// followed.
 
-// strictness is a set of such flags, as statfs(2) has them.
+// strictness is a set of these flags, with the values of statfs(2).
 type strictness uint32
 
 const (
@@ -27,7 +29,7 @@ const (
 	noFollow  strictness = 0x2000 // ST_NOSYMFOLLOW
 )
 
-// mountWords are the words for them, of mount(8) and of mountinfo, and the flags of mount(2).
+// mountWords has each flag's word in mount(8) and mountinfo, and its value in mount(2).
 var mountWords = []struct {
 	flag  strictness
 	word  string
@@ -48,7 +50,7 @@ func strictnessOf(path string) strictness {
 	return strictness(st.Flags) & (noSetID | noDevices | noExec | noFollow)
 }
 
-// strictnessNamed returns the flags with those words.
+// strictnessNamed returns the flags with these words.
 func strictnessNamed(words []string) (s strictness) {
 	for _, w := range mountWords {
 		if slices.Contains(words, w.word) {
@@ -68,10 +70,10 @@ func (s strictness) mountFlags() (flags uintptr) {
 	return flags
 }
 
-// strictMounts knows how much stricter than our own mount the mounts are that files are on.
+// strictMounts knows how much stricter than our own mount each mount is.
 type strictMounts struct {
 	own   strictness
-	table atomic.Pointer[map[uint64]strictness] // by the kernel's number of the mount
+	table atomic.Pointer[map[uint64]strictness] // by the kernel's mount number
 	stop  *os.File                              // closed to end watch
 	done  chan struct{}                         // closed when watch has ended
 
@@ -79,10 +81,10 @@ type strictMounts struct {
 	followers []func([]MountInfo) // protected by mu, which is held while they are called
 }
 
-// newStrictMounts starts a goroutine, which close ends.
+// newStrictMounts reads the mounts and starts a goroutine that close ends.
 func newStrictMounts(own strictness) (*strictMounts, error) {
 	s := &strictMounts{own: own, done: make(chan struct{})}
-	// An os.File would be polled by the runtime too, and the kernel reports a change to the first who asks.
+	// Not an os.File: the runtime would poll it too, and the kernel reports a change only to the first who polls.
 	mounts, err := unix.Open("/proc/self/mountinfo", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
@@ -98,7 +100,7 @@ func newStrictMounts(own strictness) (*strictMounts, error) {
 	return s, nil
 }
 
-// watch reads the mounts again whenever they change.
+// watch reads the mounts again when they change.
 func (s *strictMounts) watch(mounts int, stopped *os.File) {
 	defer close(s.done)
 	defer unix.Close(mounts)
@@ -121,9 +123,9 @@ func (s *strictMounts) close() {
 	<-s.done
 }
 
-// read makes the table.
+// read reads the mounts, makes the table and calls the followers.
 func (s *strictMounts) read() {
-	s.mu.Lock() // so that an older table does not take the place of a newer one
+	s.mu.Lock() // so that an older table never replaces a newer one
 	defer s.mu.Unlock()
 	mounts, err := readMounts()
 	if err != nil {
@@ -139,7 +141,7 @@ func (s *strictMounts) read() {
 	}
 }
 
-// follow has f called with all mounts, now and whenever they have changed. f must not block.
+// follow calls f with all mounts, now and after each change. f must not block.
 func (s *strictMounts) follow(f func([]MountInfo)) {
 	s.mu.Lock()
 	s.followers = append(s.followers, f)
@@ -147,18 +149,19 @@ func (s *strictMounts) follow(f func([]MountInfo)) {
 	s.read()
 }
 
-// of returns by how much the mount of a number is stricter than ours.
+// of returns how much stricter than ours the mount with this number is.
 func (s *strictMounts) of(mount uint64) strictness {
 	table := *s.table.Load()
 	more, known := table[mount]
 	if !known && mount != 0 {
-		s.read() // it is new, and watch has not come to it
+		s.read() // a new mount that watch has not read yet
 		more = (*s.table.Load())[mount]
 	}
 	return more
 }
 
-// conceal takes from st what the mount that n was found on forbids. A node that was found on several has it from all.
+// conceal removes from st what the mount forbids on which n was found. If n was found on several mounts, all of them
+// count.
 func (fs *fileSystem) conceal(n *node, st *unix.Statx_t) {
 	more := fs.strict.of(st.Mnt_id)
 	if more != 0 {
@@ -175,11 +178,11 @@ func (fs *fileSystem) conceal(n *node, st *unix.Statx_t) {
 	}
 }
 
-// concealed returns the mode bits of n that are not shown.
+// concealed returns the mode bits of n that are hidden.
 func (n *node) concealed() (bits uint32) {
 	more := strictness(n.strict.Load())
 	if more == 0 || !n.isRegular() {
-		return 0 // set-id bits of directories are about new files
+		return 0 // set-id bits of directories affect only new files
 	}
 	if more&noSetID != 0 {
 		bits |= unix.S_ISUID | unix.S_ISGID
@@ -190,12 +193,12 @@ func (n *node) concealed() (bits uint32) {
 	return bits
 }
 
-// concealsAttribute reports whether n is shown without an extended attribute that it may have.
+// concealsAttribute reports whether an extended attribute of n is hidden.
 func (n *node) concealsAttribute(name string) bool {
 	return strictness(n.strict.Load())&noSetID != 0 && name == "security.capability"
 }
 
-// parseStrictness reads the options of a mount in mountinfo.
+// parseStrictness parses the mount options in mountinfo.
 func parseStrictness(options string) (s strictness) {
 	for option := range strings.SplitSeq(options, ",") {
 		for _, w := range mountWords {

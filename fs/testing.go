@@ -1,5 +1,5 @@
 package fs
 
-// LeaveOutCureForTesting makes a mount on which a reader may get old bytes for good, see kernel_pages.go: tests show
-// with it that they would notice.
+// LeaveOutCureForTesting turns the cure of kernel_pages.go off, so that readers may get old bytes for good. With it,
+// tests show that they would notice.
 func (o *Options) LeaveOutCureForTesting() { o.withoutCure = true }

@@ -13,7 +13,7 @@ import (
 // requestKind is a kind of request of the kernel.
 type requestKind uint8
 
-// The kinds that are timed. Locks, which the kernel keeps itself, and forgetting are not among them.
+// The kinds that are timed. Locks are missing, because the kernel keeps them itself, and so is FORGET.
 const (
 	requestLookup requestKind = iota
 	requestGetattr
@@ -43,18 +43,18 @@ var requestNames = [requestKinds]string{
 	"copy", "ioctl", "flush", "fsync", "allocate", "close", "readdir", "statfs",
 }
 
-// timed measures the requests that it passes on, from when they were read to when their answers are there.
+// timed measures the requests that it passes on, from reading the request until its answer is ready.
 type timed struct {
 	fuse.RawFileSystem
 	fs *fileSystem
 }
 
-// ended notes that a request has ended that began at start, and shows it to those who watch.
+// ended records a request that began at start and has ended, and shows it to live viewers.
 func (t timed) ended(kind requestKind, start time.Time, header *fuse.InHeader) {
 	t.endedAt(kind, start, header, 0, 0)
 }
 
-// endedAt is ended of a request for n bytes at off.
+// endedAt is ended for a request for n bytes at off.
 func (t timed) endedAt(kind requestKind, start time.Time, header *fuse.InHeader, off uint64, n uint32) {
 	took := time.Since(start)
 	t.fs.times[kind].Observe(took)
@@ -68,7 +68,7 @@ func (t timed) endedAt(kind requestKind, start time.Time, header *fuse.InHeader,
 // show sends an event about a node.
 func (fs *fileSystem) show(feed *live.Feed, e live.Event, id uint64) {
 	n := fs.node(id)
-	if n == nil { // it was forgotten meanwhile
+	if n == nil { // the kernel has forgotten it
 		feed.Send(e, nil)
 		return
 	}
@@ -76,9 +76,8 @@ func (fs *fileSystem) show(feed *live.Feed, e live.Event, id uint64) {
 	feed.Send(e, func() string { return cmp.Or(n.path(), ".") })
 }
 
-// Requests returns how many requests of each kind the kernel has made, and how long they took. Kinds that were not
-// asked for are left out. Reads and writes that pass through, and those that the kernel serves from its cache, are no
-// requests.
+// Requests returns the number and the durations of the kernel's requests, by kind. Kinds without requests are left out.
+// Reads and writes that pass through, or that the kernel serves from its cache, are not requests.
 func (s *Server) Requests() map[string]pagecache.Latency {
 	all := make(map[string]pagecache.Latency)
 	for i, name := range requestNames {

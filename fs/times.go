@@ -8,8 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// modified are the arguments of utimensat that set mtime to now, by the clock of the filesystem, which lags behind
-// time.Now.
+// modified are the arguments of utimensat that set mtime to now by the filesystem's clock, which lags behind time.Now.
 var modified = []unix.Timespec{{Nsec: unix.UTIME_OMIT}, {Nsec: unix.UTIME_NOW}}
 
 // Modified implements pagecache.TimedHome.
@@ -33,7 +32,7 @@ func (h *home) setTimes(times []unix.Timespec) error {
 func (k kernelPages) Modified() {
 	node := k.fs.table.byInode(k.key)
 	if node == nil {
-		return // the kernel will ask when it learns of the file
+		return // the kernel asks when it looks the file up
 	}
 	if !k.fs.writeBack {
 		// Without an offset, the notification drops attributes only.
@@ -45,17 +44,17 @@ func (k kernelPages) Modified() {
 	}
 }
 
-// touch sets the mtime of n to now, through the mount. A kernel that caches writes keeps the times of files itself and
-// takes them neither from an answer nor from a notification, so the daemon has to set them as a program does. The
-// caller holds no lock: the request comes back to this process.
+// touch sets the mtime of n to now, through the mount. A kernel that caches writes keeps the times of files itself, and
+// takes them neither from an answer nor from a notification. So the daemon sets them as a program does. The caller
+// holds no lock: the request comes back to this process.
 func (fs *fileSystem) touch(n *node) error {
 	n.touching.Add(1)
 	defer n.touching.Add(-1)
 	return fs.through(n, func(fd int) error { return unix.UtimesNanoAt(fd, "", modified, unix.AT_EMPTY_PATH) })
 }
 
-// knownSize returns the size that the kernel knows of n, which is more than home's where it caches writes that made the
-// file longer. It is 0 where that cannot be found out. The caller holds no lock.
+// knownSize returns the size of n that the kernel knows. It exceeds home's if the kernel has cached writes that made
+// the file longer. knownSize returns 0 if it cannot find out. The caller holds no lock.
 func (fs *fileSystem) knownSize(n *node) int64 {
 	var st unix.Statx_t
 	err := fs.through(n, func(fd int) error {
@@ -99,7 +98,7 @@ func (fs *fileSystem) openThrough(root int, n *node) (int, error) {
 		}
 		unix.Close(fd)
 	}
-	// It has no name, or another one by now. The handles that FUSE makes for NFS need none, but privileges.
+	// It has no name, or another one by now. FUSE's handles for NFS need no name, but privileges.
 	const fileID64Generation = 0x81 // FILEID_INO64_GEN of Linux: node number and generation
 	handle := binary.NativeEndian.AppendUint32(nil, uint32(n.id>>32))
 	handle = binary.NativeEndian.AppendUint32(handle, uint32(n.id))
@@ -112,20 +111,20 @@ func (fs *fileSystem) openThrough(root int, n *node) (int, error) {
 	return unix.OpenByHandleAt(at, unix.NewFileHandle(fileID64Generation, handle), unix.O_PATH|unix.O_CLOEXEC)
 }
 
-// mountedAt is where the kernel shows a mount.
+// mountedAt is the path and device of the mount.
 type mountedAt struct {
 	at     string
 	device uint64
 }
 
-// deviceOf returns the device number of what fd is on, without a request.
+// deviceOf returns the device number of the filesystem of fd, without a request.
 func deviceOf(fd int) (uint64, error) {
 	var st unix.Statx_t
 	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, 0, &st)
 	return unix.Mkdev(st.Dev_major, st.Dev_minor), err
 }
 
-// noteMount notes where the mount is, for touch.
+// noteMount records where the mount is, for through.
 func (fs *fileSystem) noteMount(mountpoint string) error {
 	fs.touching.Lock()
 	defer fs.touching.Unlock()

@@ -11,28 +11,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tree reports every change in SOURCE's filesystem to the kernel, by fanotify. Then the kernel may keep names and
-// attributes for watchedTimeout. It is there where the kernel opens files itself (kernel_opens.go), and with
+// tree reports every change in SOURCE's filesystem to the kernel, by fanotify. So the kernel may keep names and
+// attributes for watchedTimeout. tree is used if the kernel opens files itself (kernel_opens.go), and with
 // Options.Events "all".
 //
-// On a writable mount the daemon's own changes of names are left out: the kernel asked for them. Its own changes of
-// files are not, since it makes some of them unasked, when it brings home what devices released.
+// On a writable mount, the daemon's own changes of names are left out, because the kernel asked for them. Its changes
+// of files are not, because some are made without a request: the daemon writes home what devices released.
 //
-// An answer that was on its way to the kernel when a change was reported may be older than the change, and come after
-// it. So the kernel is told once more, againAfter later.
+// When a change is reported, an older answer may be on its way to the kernel, and arrive later. So the kernel is told
+// once more after againAfter.
 //
-// If the kernel drops events, which it does when the filesystem changes faster than they are read, the tree is given
-// up: everything counts as changed once, and from then on timeouts are those of other mounts.
+// The kernel drops events if the filesystem changes faster than they are read. Then the tree is given up: everything
+// counts as changed once, and timeouts become those of other mounts.
 //
-// Other filesystems that are mounted below SOURCE are not watched (but see below.go), and stores through mmap in SOURCE
-// cause no events.
+// Other filesystems mounted below SOURCE are not watched (but see below.go), and stores through mmap in SOURCE cause no
+// events.
 type tree struct {
 	fs    *fileSystem
 	file  *os.File // the fanotify descriptor
 	root  int      // descriptor of SOURCE
-	plain bool     // handles of SOURCE's filesystem begin with the number of the inode, see inodeIn; immutable
+	plain bool     // handles of SOURCE's filesystem begin with the inode number, see inodeIn; immutable
 	alive atomic.Bool
-	// given says that close was called; ended is closed when the goroutine has ended.
+	// given says that close was called. ended is closed when the goroutine has ended.
 	given atomic.Bool
 	ended chan struct{}
 }
@@ -40,28 +40,28 @@ type tree struct {
 const (
 	watchedTimeout = time.Minute
 	againAfter     = time.Second
-	// treeRest is the pause after events were read, in which the kernel merges those of one file.
+	// treeRest is the pause after reading events, in which the kernel merges the events of a file.
 	treeRest = 5 * time.Millisecond
-	// mostAgain bounds the changes of which the kernel is told again.
+	// mostAgain limits the changes that the kernel is told of a second time.
 	mostAgain = 1 << 16
 )
 
-// treeMask are the events that are asked for.
+// treeMask is the set of events to ask for.
 const treeMask = unix.FAN_MODIFY | unix.FAN_ATTRIB | unix.FAN_ONDIR | treeNames
 
-// treeNames are those that change a directory.
+// treeNames are the events that change a directory.
 const treeNames = unix.FAN_CREATE | unix.FAN_DELETE | unix.FAN_MOVED_FROM | unix.FAN_MOVED_TO
 
-// treeChange is an event.
+// treeChange is one event.
 type treeChange struct {
 	mask   uint64
 	own    bool   // this process made the change
-	handle string // of the file, or of the directory where name is set: type (4) and bytes of a file handle
+	handle string // of the file, or of the directory if name is set: type (4) and bytes of a file handle
 	name   string
 }
 
-// narrow leaves of a change what tells two changes apart. ok is false where another one of the same event, or the
-// kernel's own request, says all that c does.
+// narrow keeps only what tells changes apart, so that equal changes are reported once. ok is false if c is redundant:
+// another change of the same event covers it, or the kernel itself asked for it.
 func (t *tree) narrow(c treeChange) (_ treeChange, ok bool) {
 	names := c.mask & treeNames
 	if own := c.own && !t.fs.readOnly; own || names == 0 {
@@ -73,7 +73,7 @@ func (t *tree) narrow(c treeChange) (_ treeChange, ok bool) {
 	return treeChange{mask: names, handle: c.handle, name: c.name}, true
 }
 
-// openTree watches SOURCE's filesystem. The mount needs root for that, and a filesystem that has file handles.
+// openTree watches SOURCE's filesystem. It needs root, and a filesystem with file handles.
 func openTree(fs *fileSystem) (*tree, error) {
 	if fs.remote {
 		return nil, errors.New("SOURCE may be on a network filesystem, which does not report changes by other machines")
@@ -103,8 +103,8 @@ func openTree(fs *fileSystem) (*tree, error) {
 	return t, nil
 }
 
-// watchTree watches SOURCE's filesystem where that was asked for and is possible. What programs write past the daemon
-// cannot be told from what others change.
+// watchTree watches SOURCE's filesystem if that was asked for and is possible. With passthrough on a writable mount it
+// is not: writes past the daemon look like foreign changes.
 func (fs *fileSystem) watchTree(o *Options) {
 	asked := o.KernelOpens || o.Events == EventsAll && (o.ReadOnly || !o.Passthrough)
 	if !asked || o.unwatched {
@@ -118,7 +118,8 @@ func (fs *fileSystem) watchTree(o *Options) {
 	fs.tree = t
 }
 
-// tryHandles opens a directory by its handle. It reports whether inodeIn understands handles of its filesystem.
+// tryHandles opens a directory by its handle, to see that this works. plain reports whether inodeIn understands the
+// filesystem's handles.
 func tryHandles(root int) (plain bool, err error) {
 	h, _, err := unix.NameToHandleAt(root, "", unix.AT_EMPTY_PATH)
 	if err != nil {
@@ -137,8 +138,8 @@ func tryHandles(root int) (plain bool, err error) {
 	return ok && ino == st.Ino, nil
 }
 
-// inodeIn returns the inode number that a handle of ext4 and, for small numbers, of XFS begins with. Others have
-// handles that look like that, too, so it counts only where it is right for SOURCE's root.
+// inodeIn returns the inode number at the beginning of a handle of ext4 and, for small numbers, of XFS. Handles of
+// other filesystems may look the same, so use it only if it is right for SOURCE's root.
 func inodeIn(kind int32, handle string) (ino uint64, ok bool) {
 	const inodeAndGeneration = 1 // FILEID_INO32_GEN
 	if kind != inodeAndGeneration || len(handle) != 8 {
@@ -147,7 +148,7 @@ func inodeIn(kind int32, handle string) (ino uint64, ok bool) {
 	return uint64(binary.NativeEndian.Uint32([]byte(handle))), true
 }
 
-// close ends it and waits for its goroutine.
+// close stops watching and waits for the goroutine. t may be nil.
 func (t *tree) close() {
 	if t == nil {
 		return
@@ -159,13 +160,13 @@ func (t *tree) close() {
 	unix.Close(t.root)
 }
 
-// again is a change of which the kernel is told a second time.
+// again is a change that the kernel is told of a second time.
 type again struct {
 	at     time.Time
 	change treeChange
 }
 
-// run tells the kernel of changes, until close is called or events were lost.
+// run tells the kernel of changes until close is called or events are lost.
 func (t *tree) run() {
 	defer close(t.ended)
 	var later []again
@@ -211,7 +212,7 @@ func (t *tree) run() {
 	}
 }
 
-// tell tells the kernel of a change, and reports whether it concerns what the kernel may know.
+// tell tells the kernel of a change. It returns false if the change is of a file that the kernel does not know.
 func (t *tree) tell(c treeChange) bool {
 	n := t.find(c.handle)
 	if n == nil {
@@ -225,14 +226,14 @@ func (t *tree) tell(c treeChange) bool {
 	return true
 }
 
-// dropName has the kernel drop a name of a directory, and what it knows of the directory.
+// dropName makes the kernel drop a name in a directory, and what it has cached of the directory.
 func (fs *fileSystem) dropName(n *node, name string) {
 	fs.notify.EntryNotify(uint64(n.id), name)
 	fs.notify.InodeNotify(uint64(n.id), 0, -1)
 }
 
-// refresh has the kernel drop the attributes of n and, where it opens files itself, the pages, if they were changed.
-// Elsewhere an open looks at SOURCE.
+// refresh makes the kernel drop the attributes of n. If the kernel opens files itself, it also drops changed pages; on
+// other mounts, an open looks at SOURCE.
 func (fs *fileSystem) refresh(n *node) {
 	fs.notify.InodeNotify(uint64(n.id), -1, 0)
 	c := n.data.Load()
@@ -241,7 +242,7 @@ func (fs *fileSystem) refresh(n *node) {
 	}
 	var st unix.Statx_t
 	if errno := fs.stat(n, &st); errno != 0 {
-		return // it was removed, and nobody can get at what the kernel has of it but who has it open
+		return // removed: only programs that have it open can see the kernel's pages
 	}
 	c.witness.see(&st)
 	if changes := c.witness.changes.Load(); c.dropped.Load() != changes {
@@ -249,8 +250,8 @@ func (fs *fileSystem) refresh(n *node) {
 	}
 }
 
-// find returns the node of a file handle, or nil. Most events are of files that the mount knows nothing of, and cost no
-// system call where the handle says which file it is.
+// find returns the node of a file handle, or nil. Most events are of files that the mount does not know. They cost no
+// system call if the handle contains the inode number.
 func (t *tree) find(handle string) *node {
 	if len(handle) < 4 {
 		return nil
@@ -263,7 +264,7 @@ func (t *tree) find(handle string) *node {
 	h := unix.NewFileHandle(kind, []byte(handle[4:]))
 	fd, err := unix.OpenByHandleAt(t.root, h, unix.O_PATH|unix.O_CLOEXEC)
 	if err != nil {
-		return nil // it is gone: the event of its directory says so
+		return nil // it is gone: the event of its directory reports that
 	}
 	defer unix.Close(fd)
 	var st unix.Statx_t
@@ -273,7 +274,7 @@ func (t *tree) find(handle string) *node {
 	return t.fs.table.find(identify(&st))
 }
 
-// giveUp goes back to timeouts, and has everything count as changed.
+// giveUp stops reporting and goes back to timeouts. Everything counts as changed once.
 func (t *tree) giveUp(why string, err error) {
 	t.alive.Store(false)
 	t.fs.log.Warn(why+": names and attributes are kept for --entry-timeout and --attr-timeout from now on", "error",
@@ -290,8 +291,7 @@ func (t *tree) giveUp(why string, err error) {
 	t.fs.refresh(t.fs.root)
 }
 
-// keeps returns how long the kernel may keep what it knows of n, or what it knows of names in n, where timeout is what
-// the mount was asked for.
+// keeps returns how long the kernel may cache n's attributes, or names in n. timeout is the mount's option.
 func (fs *fileSystem) keeps(n *node, timeout time.Duration) time.Duration {
 	if t := fs.tree; t != nil && t.alive.Load() && timeout == defaultTimeout && n.key.dev == fs.root.key.dev {
 		return watchedTimeout
@@ -299,8 +299,8 @@ func (fs *fileSystem) keeps(n *node, timeout time.Duration) time.Duration {
 	return timeout
 }
 
-// parseTree returns the changes that a read of fanotify(7) brought. Of an event with several handles, a name in a
-// directory is one change and the file is another.
+// parseTree returns the changes in a buffer that was read from fanotify(7). An event may have several handles: then a
+// name in a directory is one change, and the file another.
 func parseTree(b []byte) iter.Seq[treeChange] {
 	self := int32(os.Getpid())
 	return func(yield func(treeChange) bool) {
@@ -330,8 +330,8 @@ func parseTree(b []byte) iter.Seq[treeChange] {
 	}
 }
 
-// parseInfo reads a record after an event: a filesystem's number (8), the length of a handle (4), its type (4), its
-// bytes and, after those of a directory, a name that ends in 0.
+// parseInfo parses a record after an event: a filesystem's number (8), the length of a handle (4), its type (4), its
+// bytes and, if it is of a directory, a name that ends in 0.
 func parseInfo(kind byte, info []byte) (c treeChange, ok bool) {
 	const header = 16
 	if len(info) < header || kind != unix.FAN_EVENT_INFO_TYPE_FID && kind != unix.FAN_EVENT_INFO_TYPE_DFID_NAME {

@@ -11,26 +11,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A file without a name and without an open gives its blocks back when nobody has it any more, and nobody includes this
-// process: a descriptor of the node, and what the page cache has of the file. The kernel says soon that it has
-// forgotten the file. Until then a program may open it, which looked the name up before it went. So what is kept goes
-// earlier only where space is needed.
+// A file without a name and without an open gives its blocks back when its last descriptor is closed. The daemon itself
+// may have some: of the node, and in the page cache. The kernel soon reports that it has forgotten the file. Until
+// then, a program that looked the name up before it went may still open the file. So the daemon gives its descriptors
+// up earlier only if space is needed.
 
-// maxRemoved is the most files without name and open that are kept.
+// maxRemoved is how many files without name and open are kept.
 const maxRemoved = 256
 
-// removedFiles are those that lost their names through the mount and that nobody has open, until they are let go of.
-// Some may be forgotten already.
+// removedFiles are the files that lost their names through the mount and that no program has open, until they are let
+// go. The kernel may have forgotten some of them.
 type removedFiles struct {
 	mu    sync.Mutex
 	nodes map[*node]struct{} // protected by mu
 
-	// leaving counts those that are being let go of right now, which may take a while, and left those that have been.
+	// leaving counts the goroutines that are letting files go, which may take a while. left counts how often files went.
 	leaving atomic.Int32
 	left    atomic.Uint64
 }
 
-// leave is called before files without a name may give their space back, and stay after that.
+// leave is called before files without a name may give their space back, stay after it.
 func (r *removedFiles) leave() { r.leaving.Add(1) }
 
 func (r *removedFiles) stay(some bool) {
@@ -40,7 +40,7 @@ func (r *removedFiles) stay(some bool) {
 	r.leaving.Add(-1)
 }
 
-// keepRemoved remembers n, which has neither name nor open.
+// keepRemoved remembers n, which has neither a name nor an open.
 func (fs *fileSystem) keepRemoved(n *node) {
 	r := &fs.removed
 	r.mu.Lock()
@@ -55,14 +55,14 @@ func (fs *fileSystem) keepRemoved(n *node) {
 	}
 }
 
-// letGoRemoved gives up what is kept of removed files. any reports whether that was something, busy whether a request
-// is using one of them right now.
+// letGoRemoved lets all removed files go. any reports whether that freed anything, busy whether a request is using one
+// of them.
 func (fs *fileSystem) letGoRemoved() (any, busy bool) {
 	r := &fs.removed
 	r.mu.Lock()
 	nodes := r.nodes
 	r.nodes = nil
-	if len(nodes) > 0 { // before anybody finds that there are none
+	if len(nodes) > 0 { // before other goroutines find none
 		r.leave()
 		defer func() { r.stay(any) }()
 	}
@@ -88,10 +88,10 @@ func (fs *fileSystem) letGoRemoved() (any, busy bool) {
 	return any, busy
 }
 
-// letGo gives up what is kept of a file that has neither name nor open. gone says that it lost its last name through
-// the mount. It reports whether that was anything. It asks no server, which may hang: of a filesystem that has one, the
-// number of names is the one that the kernel knows, and a file that another machine removed is kept until somebody asks
-// for its attributes.
+// letGo gives up the daemon's descriptors of a file that has neither a name nor an open, and reports whether there were
+// any. gone says that it lost its last name through the mount. letGo asks no server, which may hang. On a filesystem
+// with a server, it uses the link count that the kernel has cached. So a file that another machine removed is kept
+// until a program asks for its attributes.
 func (fs *fileSystem) letGo(n *node, gone bool) bool {
 	if !n.isRegular() || n.opens() > 0 {
 		return false
@@ -125,7 +125,7 @@ func (n *node) isRemoved() bool {
 	return n.removed
 }
 
-// opens returns how many opens n has.
+// opens returns the number of opens of n.
 func (n *node) opens() int32 {
 	if c := n.data.Load(); c != nil {
 		return c.opens.Load()
@@ -133,7 +133,7 @@ func (n *node) opens() int32 {
 	return 0
 }
 
-// lastNameGone is called when n lost its last name through the mount.
+// lastNameGone is called after n lost its last name through the mount.
 func (fs *fileSystem) lastNameGone(n *node) {
 	n.mu.Lock()
 	n.removed = true
@@ -150,7 +150,7 @@ func (fs *fileSystem) lastNameGone(n *node) {
 	fs.keepRemoved(n)
 }
 
-// lastOpenGone is called when n lost its last open.
+// lastOpenGone is called after n lost its last open.
 func (fs *fileSystem) lastOpenGone(n *node) {
 	if !n.content().unlinked.Swap(false) {
 		fs.letGo(n, false)
@@ -164,15 +164,15 @@ func (fs *fileSystem) lastOpenGone(n *node) {
 	}
 }
 
-// spacePatience is how many rounds a request without space waits for a file without a name to be closed. The kernel
-// does not wait for the daemon when it closes a file, so a program may have closed it before. A round is no fixed time,
-// for the reason that patienceRound has none.
+// spacePatience is how many rounds a request without space waits for the close of a file without a name. The kernel
+// does not wait for the daemon when it closes a file, so a program may have closed the file already. A round is not a
+// fixed time, see patienceRound.
 const spacePatience = 50
 
-// spend is creator.spend that tries again while files that were removed may give space back.
+// spend is creator.spend, but tries again while removed files may give space back.
 func (fs *fileSystem) spend(uid uint32, call func() error) error {
 	for round := 0; ; {
-		// before call: what goes after it says so in freed
+		// read before call, so that a later close is seen through freed
 		waits, left := fs.unlinked.Load() > 0, fs.removed.left.Load()
 		err := fs.creator.spend(uid, call)
 		if !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT) {
@@ -182,7 +182,7 @@ func (fs *fileSystem) spend(uid uint32, call func() error) error {
 		if any {
 			continue
 		}
-		leaving := fs.removed.leaving.Load() > 0 // in this order: who is through by now has said so in left
+		leaving := fs.removed.leaving.Load() > 0 // in this order: one that is done has raised left
 		went := fs.removed.left.Load() != left
 		if !waits && !busy && !leaving && !went || round == spacePatience {
 			return err
@@ -197,14 +197,14 @@ func (fs *fileSystem) spend(uid uint32, call func() error) error {
 	}
 }
 
-// reapInterval is how often files are looked for that were removed in SOURCE, and reapAtOnce how many are looked at
-// then.
+// reapInterval is the interval at which the daemon looks for files that were removed in SOURCE. It looks at reapAtOnce
+// files each time.
 const (
 	reapInterval = time.Second
 	reapAtOnce   = 4096
 )
 
-// reap lets go of files that were removed in SOURCE until ctx ends.
+// reap lets files go that were removed directly in SOURCE, until ctx ends.
 func (fs *fileSystem) reap(ctx context.Context) {
 	tick := time.NewTicker(reapInterval)
 	defer tick.Stop()
@@ -222,7 +222,7 @@ func (fs *fileSystem) reap(ctx context.Context) {
 	}
 }
 
-// some returns up to most nodes with a descriptor from a place in the ring on, and the place after them.
+// some returns up to most nodes with a descriptor, beginning at a place in the ring, and the place after them.
 func (d *descriptors) some(from, most int) ([]*node, int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

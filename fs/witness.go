@@ -7,41 +7,42 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// witness counts the changes that others make to the bytes of a file in SOURCE directly, beside the mount. Whoever
-// keeps something of the bytes (the kernel its pages, a pagecache.File its replicas) remembers the count up to which it
-// has dealt with them. A change that was noticed stays counted, so the mount's own changes cannot hide it.
+// witness counts the changes made directly in SOURCE to the bytes of a file. Each holder of bytes (the kernel's pages,
+// a pagecache.File's replicas) remembers the count up to which it has dealt with changes. A noticed change stays
+// counted, so the mount's own changes cannot hide it.
 //
-// A change is noticed by the size and the times of the file. They are compared when the file is opened, when a device
-// acquires, before its released bytes are collected, and right before each change through the mount. What that change
-// leaves is recorded right after it. While a change through the mount is under way, times say nothing about others, and
-// the size only afterwards, where it is not one that the mount can have given the file. What else others do meanwhile
-// is noticed where fanotify reports it (events.go), and goes unnoticed elsewhere.
+// Changes are noticed by the file's size and times. They are compared when the file is opened, when a device acquires,
+// before its released bytes are collected, and right before each change through the mount. Right after that change, the
+// witness records the new attributes. During a change through the mount, times say nothing about foreign changes. The
+// size is checked afterwards: it is foreign if the mount cannot have caused it. Other foreign changes in that time are
+// noticed if fanotify reports them (events.go), and missed otherwise.
 //
-// Size and mtime tell of bytes, ctime alone of attributes too. Since programs may set mtime back, another ctime counts
-// as a change all the same: it makes nobody lose bytes, only look at them.
+// Size and mtime change with bytes, ctime with attributes too. Programs may set mtime back, so a new ctime also counts
+// as a change. A false count loses no bytes; it only makes holders look at them.
 type witness struct {
-	// changes is what was noticed so far. It changes with mu held.
+	// changes is the number of changes noticed so far. Changed with mu held.
 	changes atomic.Uint64
-	// events are those that set told when others changed the file; nil where it is not watched. Package pagecache sets
-	// it too, where it finds other bytes than it should.
+	// events sets told when others change the file; nil if the file is not watched. Package pagecache sets told too, if
+	// it finds unexpected bytes.
 	events atomic.Pointer[events]
 	told   atomic.Bool
-	// blurred says that the mount changed the file since events were last read: attributes alone do not tell who did.
+	// blurred says that the mount changed the file since events were last read, so attributes alone do not show who did
+	// it.
 	blurred atomic.Bool
 
 	mu       sync.Mutex
 	known    bool       // protected by mu
-	last     attributes // as they were last seen or left; protected by mu
+	last     attributes // as last seen or recorded; protected by mu
 	inFlight int        // changes through the mount under way; protected by mu
-	// reached is how long the changes that ended while others were under way may have made the file, or anySize.
+	// reached is the longest size that the ended changes of an overlapping set may have given the file, or anySize.
 	// Protected by mu.
 	reached int64
 }
 
-// anySize is the reach of a change that may make the file longer or shorter.
+// anySize is the reach of a change that may lengthen or shorten the file.
 const anySize = -1
 
-// attributes are what tells that a file was changed.
+// attributes are compared to find out whether a file was changed.
 type attributes struct {
 	size         int64
 	mtime, ctime unix.StatxTimestamp
@@ -51,8 +52,8 @@ func attributesOf(st *unix.Statx_t) attributes {
 	return attributes{size: int64(st.Size), mtime: st.Mtime, ctime: st.Ctime}
 }
 
-// look asks fd for the attributes, unless a change through the mount is under way, and returns how many changes of
-// others were noticed so far.
+// look compares the attributes of fd, unless a change through the mount is under way. It returns the number of foreign
+// changes noticed so far.
 func (w *witness) look(fd int) (changes uint64, err error) {
 	if e := w.events.Load(); e != nil && w.blurred.Swap(false) {
 		e.drain()
@@ -80,7 +81,7 @@ func (w *witness) lookLocked(fd int) error {
 	return nil
 }
 
-// compareLocked counts a change if the attributes are others than those that are known, and records them.
+// compareLocked records the attributes. It counts a change if they differ from the known ones.
 func (w *witness) compareLocked(now attributes) {
 	if told := w.told.Swap(false); told || w.known && now != w.last {
 		w.changes.Add(1)
@@ -88,7 +89,7 @@ func (w *witness) compareLocked(now attributes) {
 	w.known, w.last = true, now
 }
 
-// see is look for a caller who has just asked for the attributes.
+// see is look for a caller that has just asked for the attributes.
 func (w *witness) see(st *unix.Statx_t) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -97,13 +98,12 @@ func (w *witness) see(st *unix.Statx_t) {
 	}
 }
 
-// begin is called right before the mount changes the file, or its metadata. What it finds out about others counts from
-// then on. It returns the size that the file has, or had before other changes that are under way; 0 if that is not
-// known.
+// begin is called right before the mount changes the file or its metadata. It counts a foreign change before that. It
+// returns the size of the file before this change and before others under way, or 0 if that is not known.
 func (w *witness) begin(fd int) (size int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	_ = w.lookLocked(fd) // what cannot be asked for is not known
+	_ = w.lookLocked(fd) // on error, known is false
 	w.beganLocked()
 	if w.known {
 		size = w.last.size
@@ -111,7 +111,7 @@ func (w *witness) begin(fd int) (size int64) {
 	return size
 }
 
-// beginWith is begin for a caller who has just asked for the attributes.
+// beginWith is begin for a caller that has just asked for the attributes.
 func (w *witness) beginWith(st *unix.Statx_t) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -126,8 +126,8 @@ func (w *witness) beganLocked() {
 	w.blurred.Store(true)
 }
 
-// end is called right after the change. The change made the file at most reached bytes long if it was not that long
-// before; anySize says nothing. Of changes that overlap, the last one records what they left.
+// end is called right after the change. reached is the size that the change may have given the file if it was shorter
+// before; anySize allows any size. Of overlapping changes, the last one records the attributes.
 func (w *witness) end(fd int, reached int64) {
 	w.endAs(reached, func() (attributes, error) { return attributesOn(fd) })
 }
@@ -154,7 +154,7 @@ func (w *witness) endAs(reached int64, ask func() (attributes, error)) {
 	w.known, w.last, w.reached = err == nil, left, 0
 }
 
-// attributesOn asks a descriptor. One that is opened with O_PATH will do.
+// attributesOn returns the attributes of a descriptor, which may be opened with O_PATH.
 func attributesOn(fd int) (attributes, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
@@ -170,11 +170,11 @@ func statxTime(t unix.Timespec) unix.StatxTimestamp {
 // touch is a change of a file's metadata in progress.
 type touch struct {
 	witness *witness // nil for nodes that were never opened
-	size    int64    // that witness.begin returned
-	reached int64    // of witness.end
+	size    int64    // as witness.begin returned it
+	reached int64    // for witness.end
 }
 
-// touchOf returns the touch of n, of which nothing has begun. It costs nothing for nodes that were never opened.
+// touchOf returns the touch of n before its begin. Nodes that were never opened have no witness.
 func touchOf(n *node) touch {
 	if n != nil {
 		if c := n.data.Load(); c != nil {
@@ -184,8 +184,8 @@ func touchOf(n *node) touch {
 	return touch{}
 }
 
-// beginTouch is called before a request changes metadata of n, so that the new ctime is not taken for somebody else's
-// doing. fd is a descriptor of n.
+// beginTouch is called before a request changes metadata of n, so that the new ctime is not taken for a foreign change.
+// fd is a descriptor of n.
 func beginTouch(n *node, fd int) touch {
 	t := touchOf(n)
 	if t.witness != nil {
@@ -194,7 +194,7 @@ func beginTouch(n *node, fd int) touch {
 	return t
 }
 
-// beginTouchWith is beginTouch for a caller who has just asked for the attributes.
+// beginTouchWith is beginTouch for a caller that has just asked for the attributes.
 func beginTouchWith(n *node, st *unix.Statx_t) touch {
 	t := touchOf(n)
 	if t.witness != nil {
@@ -223,8 +223,8 @@ func (t touch) endWith(fd int) {
 	}
 }
 
-// witnesses has those of files of which a pagecache.Home is open: the kernel may forget the node meanwhile and look it
-// up again.
+// witnesses has the witnesses of files with an open pagecache.Home: the kernel may forget the node of such a file and
+// look the file up again.
 type witnesses struct {
 	mu sync.Mutex
 	m  map[inodeKey]*heldWitness // protected by mu
@@ -235,7 +235,7 @@ type heldWitness struct {
 	homes int // protected by witnesses.mu
 }
 
-// hold keeps the witness of k until unhold was called as often.
+// hold keeps the witness of k until unhold has been called as often.
 func (ws *witnesses) hold(k inodeKey, w *witness) {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
@@ -255,7 +255,7 @@ func (ws *witnesses) unhold(k inodeKey, w *witness) {
 	defer ws.mu.Unlock()
 	h := ws.m[k]
 	if h == nil || h.witness != w {
-		return // of a file that had the number before
+		return // of an earlier file with this inode number
 	}
 	if h.homes--; h.homes == 0 {
 		delete(ws.m, k)

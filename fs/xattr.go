@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// onPath runs call with a path to n that the calls for extended attributes understand. They take no O_PATH descriptor.
-// The path of a symbolic link leads through its directory, since following /proc/self/fd is the only way to the
-// descriptor and a link found that way is followed too; follow says which of the two it is. A link without a name has
-// no path.
+// onPath runs call with a path to n for the extended attribute calls, which take no O_PATH descriptor. follow says
+// whether call must follow symbolic links. For most nodes the path is in /proc/self/fd, and must be followed. A
+// symbolic link would be followed too, so its path leads through its directory instead. A link without a name has no
+// path.
 func (fs *fileSystem) onPath(id uint64, call func(n *node, fd int, path string, follow bool) error) fuse.Status {
 	n := fs.node(id)
 	if n == nil {
@@ -54,7 +54,7 @@ func (fs *fileSystem) GetXAttr(
 	if isCacheAttribute(attr) && attr != AttributePin {
 		return 0, fuse.EINVAL
 	}
-	// The kernel asks for security.capability before it writes a file for the first time.
+	// The kernel asks for security.capability before the first write to a file.
 	if n := fs.node(header.NodeId); n != nil {
 		if n.concealsAttribute(attr) {
 			return 0, fuse.ENODATA
@@ -74,7 +74,8 @@ func (fs *fileSystem) GetXAttr(
 	return uint32(max(size, 0)), status
 }
 
-// getOpenXattr is fgetxattr on a descriptor of a file that is open, which saves opening it. ok says that it is.
+// getOpenXattr reads the attribute through an open of n, if there is one. This saves opening the file. ok is false if
+// there is no open.
 func (n *node) getOpenXattr(attr string, dest []byte) (size int, err error, ok bool) {
 	c := n.data.Load()
 	if c == nil {
@@ -89,7 +90,7 @@ func (n *node) getOpenXattr(attr string, dest []byte) (size int, err error, ok b
 	return size, err, true
 }
 
-// accessACL is the attribute that has the ACL of a file.
+// accessACL is the attribute that contains the ACL of a file.
 const accessACL = "system.posix_acl_access"
 
 // SetXAttr implements fuse.RawFileSystem.
@@ -120,7 +121,7 @@ func (fs *fileSystem) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, attr
 		if in.SetXAttrFlags&fuse.SETXATTR_ACL_KILL_SGID == 0 {
 			return nil
 		}
-		// The backing would have cleared the bit had the caller set the ACL itself.
+		// The backing filesystem would have cleared the bit if the caller had set the ACL itself.
 		var st unix.Stat_t
 		if err := unix.Fstat(fd, &st); err != nil {
 			return err
@@ -184,7 +185,7 @@ func (fs *fileSystem) ListXAttr(_ <-chan struct{}, header *fuse.InHeader, dest [
 	return uint32(copy(dest, names)), fuse.OK
 }
 
-// readNames calls list with a buffer that is large enough for its answer.
+// readNames calls list with a buffer that is large enough for the answer.
 func readNames(list func([]byte) (int, error)) ([]byte, error) {
 	for size := 1 << 10; ; size = 1 << 16 { // XATTR_LIST_MAX
 		names := make([]byte, size)
@@ -199,8 +200,7 @@ func readNames(list func([]byte) (int, error)) ([]byte, error) {
 	}
 }
 
-// without leaves out attributes: those that only the superuser sees (xattr(7)), which the daemon's own list has, and
-// those that SOURCE has of names that are the mount's.
+// without removes the names that hidden accepts from a list.
 func without(names []byte, hidden func(name string) bool) []byte {
 	kept := make([]byte, 0, len(names))
 	for name := range bytes.SplitAfterSeq(names, []byte{0}) {
