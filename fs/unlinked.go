@@ -25,7 +25,8 @@ type removedFiles struct {
 	mu    sync.Mutex
 	nodes map[*node]struct{} // protected by mu
 
-	// leaving counts the goroutines that are letting files go, which may take a while. left counts how often files went.
+	// leaving counts the goroutines that are letting files go, which may take a while.
+	// left counts how often files went.
 	leaving atomic.Int32
 	left    atomic.Uint64
 }

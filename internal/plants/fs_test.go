@@ -123,7 +123,7 @@ var fsPlants = []plant{
 	{
 		name: "the mount's own changes hide changes made directly in SOURCE",
 		file: "fs/witness.go",
-		old:  "\t_ = w.lookLocked(fd) // what cannot be asked for is not known\n",
+		old:  "\t_ = w.lookLocked(fd) // on error, known is false\n",
 		new:  "",
 		nets: []net{{pkg: "internal/stress", run: "TestOwnChangesHideNothing"}},
 	},

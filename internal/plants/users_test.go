@@ -40,7 +40,7 @@ var usersPlants = []plant{
 	{
 		name: "the kernel's dirty pages go home with the daemon's right to reserved space",
 		file: "fs/file_write.go",
-		old:  "w.uid = of.content.storer(fs.creator.uid) // the request has no caller",
+		old:  "w.uid = of.content.storer(fs.creator.uid) // the request names no caller",
 		new:  "w.uid = fs.creator.uid",
 		nets: []net{{pkg: "fs", run: "TestBlocksForRootAreForRoot"}},
 	},
