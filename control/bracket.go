@@ -10,32 +10,32 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// Brackets: USE asks for the memory of what a launch uses, DONE gives it back. In between it stays where the client was
-// told by MOVEs that it is.
+// Brackets: USE asks for the memory that a launch uses, DONE gives it back. In between, the memory stays where MOVEs
+// have put it.
 
-// errNoMove says that a client did not choose the feature.
+// errNoMove means that the client did not choose featureMove.
 var errNoMove = failure(syscall.EOPNOTSUPP, "memory that moves was not chosen among the features")
 
-// attachPatience is how long a bracket waits for the client's service connection, which the client makes in the
+// attachPatience is how long a bracket waits for the client's service connection, which the client opens in the
 // background.
 const attachPatience = 10 * time.Second
 
-// endPatience is how long a bracket waits for the end of those that its client was done with before, which wait for
-// nobody but a file that hangs.
+// endPatience is how long a bracket waits for the end of the client's earlier brackets. Such an end blocks only if a
+// file hangs.
 const endPatience = 100 * time.Millisecond
 
-// openBracket is one of a session, or is going to be.
+// openBracket is a session's bracket, open or expected.
 type openBracket struct {
-	request requestID     // that asks for it; immutable
-	before  chan struct{} // the session's doneWith when it came; immutable
-	// cancel is nil before the request is begun. Guarded by session.mu, as is what follows.
+	request requestID     // the request that asks for it; immutable
+	before  chan struct{} // session.doneWith when the request came; immutable
+	// cancel is nil until the request begins. session.mu guards this and the following fields.
 	cancel context.CancelFunc
-	// bracket is nil while it is asked for, ended says that DONE came meanwhile. Guarded by session.mu.
+	// bracket is nil until it is granted. ended means that DONE has come. Guarded by session.mu.
 	bracket Bracket
 	ended   bool
 }
 
-// expectBracket notes that a USE has come. It is the reader's, so that a DONE right behind finds it.
+// expectBracket notes that a USE has come. The reader calls it, so that a DONE right behind the USE finds the bracket.
 func (s *session) expectBracket(id requestID, bracket bracketID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -44,26 +44,26 @@ func (s *session) expectBracket(id requestID, bracket bracketID) {
 	}
 }
 
-// forgetExpected undoes expectBracket, for a request that is not begun.
+// forgetExpected undoes expectBracket for a request that does not begin.
 func (s *session) forgetExpected(id requestID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	maps.DeleteFunc(s.brackets, func(_ bracketID, b *openBracket) bool { return b.request == id && b.cancel == nil })
 }
 
-// takeExpected begins what expectBracket noted, which cancel ends from then on.
+// takeExpected begins a bracket that expectBracket noted. From then on cancel ends it.
 func (s *session) takeExpected(id requestID, bracket bracketID, cancel context.CancelFunc) (*openBracket, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b := s.brackets[bracket]
 	switch {
 	case b == nil:
-		return nil, failure(syscall.ECANCELED, "DONE came before the bracket was begun")
+		return nil, failure(syscall.ECANCELED, "DONE came before the bracket began")
 	case b.request != id || b.cancel != nil:
 		return nil, failure(syscall.EINVAL, "bracket %d is open", bracket)
 	case s.openLocked() > s.server.opts.MaxMappings:
 		delete(s.brackets, bracket)
-		return nil, failure(syscall.ENOMEM, "this process has %d mappings and open brackets already",
+		return nil, failure(syscall.ENOMEM, "this process already has %d mappings and open brackets",
 			s.server.opts.MaxMappings)
 	}
 	b.cancel = cancel
@@ -84,7 +84,7 @@ func (s *session) serveUse(id requestID, r useRequest) {
 	s.finishNumbered(id)(n, nil)
 }
 
-// admitUse refuses what cannot be a bracket, or is one too many. dropMapping takes it back.
+// admitUse refuses an invalid bracket, or one too many. dropMapping undoes it.
 func (s *session) admitUse(r useRequest) error {
 	switch {
 	case r.count == 0 || r.count > maxRanges:
@@ -96,7 +96,7 @@ func (s *session) admitUse(r useRequest) error {
 	return s.reserveMapping()
 }
 
-// useRanges begins a bracket that is expected, and reports whether the client may keep it.
+// useRanges begins an expected bracket, and reports whether the client may keep it.
 func (s *session) useRanges(id requestID, r useRequest) (kept bool, err error) {
 	if err := s.admitUse(r); err != nil {
 		s.forgetExpected(id)
@@ -128,8 +128,8 @@ func (s *session) useRanges(id requestID, r useRequest) (kept bool, err error) {
 	return got != nil && got.Kept(), err
 }
 
-// follow waits for the end of what the client was done with when it asked, since it counts on that memory. Where a file
-// hangs, those that come later do not wait for it again.
+// follow waits for the end of the brackets that the client was done with when it asked, because the client counts on
+// their memory. If a file hangs, only one bracket waits for it, and later ones do not.
 func (s *session) follow(ctx context.Context, b *openBracket) {
 	if b.before == nil {
 		return
@@ -144,7 +144,7 @@ func (s *session) follow(ctx context.Context, b *openBracket) {
 	}
 }
 
-// beginBracket finds the mappings of a bracket and asks the page cache for it.
+// beginBracket finds the mappings of a bracket, and asks the page cache for it.
 func (s *session) beginBracket(ctx context.Context, r useRequest) (Bracket, error) {
 	uses, moves := make([]Use, len(r.ranges)), false
 	for i, rg := range r.ranges {
@@ -199,7 +199,7 @@ func (s *session) Recall() (wait func(ctx context.Context) error, err error) {
 		return nil, err
 	}
 	over := make(chan error, 1)
-	// also where nobody waits any more: the client takes its word for it
+	// Runs even if nobody waits any more: the client has ended the brackets that its answer lists.
 	if !v.begin(func() { over <- s.recalled(v, answered) }) {
 		return nil, errServiceEnded
 	}
@@ -214,7 +214,7 @@ func (s *session) Recall() (wait func(ctx context.Context) error, err error) {
 	}, nil
 }
 
-// recalled ends the brackets that the client says it has ended.
+// recalled ends the brackets that the client's answers list.
 func (s *session) recalled(v *service, answered func(ctx context.Context) (answer, error)) error {
 	for {
 		a, err := answered(s.ctx)
@@ -255,11 +255,11 @@ func (s *session) waitService(ctx context.Context) error {
 		return ctx.Err()
 	case <-time.After(attachPatience):
 		return failure(syscall.ENOTCONN,
-			"the process has no service connection, on which it would be told where its memory is")
+			"the process has no service connection, which it needs to learn where its memory is")
 	}
 }
 
-// finishBracket serves DONE. It is the reader's, and counts in no limit.
+// finishBracket serves DONE. The reader calls it, and it counts toward no limit.
 func (s *session) finishBracket(h header, body []byte) error {
 	s.mu.Lock()
 	_, twice := s.running[h.id]
@@ -290,7 +290,7 @@ func (s *session) finishBracket(h header, body []byte) error {
 	return s.reply(h.id, result{}, nil)
 }
 
-// takeBracket has a bracket be over, which is for the caller to end. It returns nil where there is none of that name.
+// takeBracket marks a bracket as ended and returns it; the caller must end it. nil if there is no such bracket.
 func (s *session) takeBracket(id bracketID) *openBracket {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -308,7 +308,7 @@ func (s *session) endBracket(b *openBracket) {
 	got, cancel := b.bracket, b.cancel
 	s.mu.Unlock()
 	if cancel == nil {
-		return // the request is yet to find that it is over
+		return // the request will find that its bracket is over
 	}
 	cancel()
 	if got != nil {
@@ -317,7 +317,7 @@ func (s *session) endBracket(b *openBracket) {
 	s.dropMapping()
 }
 
-// endBrackets ends those that the client left.
+// endBrackets ends the brackets that the client left open.
 func (s *session) endBrackets() {
 	s.mu.Lock()
 	left := s.brackets
@@ -328,10 +328,10 @@ func (s *session) endBrackets() {
 	}
 }
 
-// movingClient passes the MOVEs of a mapping on to its client.
+// movingClient sends the MOVEs of a mapping to its client.
 type movingClient struct {
 	session *session
-	mapping atomic.Uint64 // its mappingID, once the client knows it
+	mapping atomic.Uint64 // the mappingID, once the client knows it
 }
 
 func (c *movingClient) service() *service {
@@ -342,7 +342,7 @@ func (c *movingClient) service() *service {
 
 func (c *movingClient) Attends() bool { return c.session.attends() }
 
-// tiers are those of the wire.
+// tiers maps the page cache's tiers to the wire's.
 var tiers = map[pagecache.Tier]tier{
 	pagecache.TierNone: tierNone, pagecache.TierDevice: tierDevice, pagecache.TierHost: tierHost,
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/live"
 )
 
-// Types of frames of memory that moves.
+// Types of frames about memory that moves.
 const (
 	useRanges = 40
 	doneWith  = 41
@@ -29,7 +29,7 @@ const (
 // block is the size of the extents of these tests.
 const block = controltest.MovingExtent
 
-// movingServer is a server over a page cache with one device of two extents, and a file of four.
+// movingServer is a server over a page cache that has one device of two extents, and a file of four extents.
 type movingServer struct {
 	*server
 	cache *pagecache.Cache
@@ -82,12 +82,12 @@ func (p *movingPeer) asks(id, bracket uint64, patience uint32, from, n int64) {
 	p.send(frame(useRanges, id, bracket, uint32(0), patience, uint32(1), uint32(24), p.mapping, from*block, n*block))
 }
 
-// moves answers MOVEs of n extents, and returns whether they brought memory.
+// moves answers n MOVEs, and returns which of them brought memory.
 func (p *movingPeer) moves(n int) (memory []bool) {
 	p.t.Helper()
 	for len(memory) < n {
 		r := p.service.read()
-		if r.typ == checked { // on a busy machine an answer may come late
+		if r.typ == checked { // on a busy machine a CHECK may come in between
 			p.service.send(frame(answer, r.id, uint32(0), uint32(0), uint64(0)))
 			continue
 		}
@@ -109,7 +109,7 @@ func (p *movingPeer) result(id uint64) reply {
 	return r
 }
 
-// TestBrackets has two clients use a device in turns, each of which fills it.
+// TestBrackets: two clients take turns with a device, which each of them fills.
 func TestBrackets(t *testing.T) {
 	s := startMoving(t)
 	a, b := s.peer(), s.peer()
@@ -126,7 +126,7 @@ func TestBrackets(t *testing.T) {
 	require.Equal(t, []bool{true, true}, b.moves(2))
 	require.Zero(t, b.result(3).errno())
 	b.asks(4, 2, 0, 2, 1)
-	require.Zero(t, b.result(4).errno(), "it has the memory, and is told nothing")
+	require.Zero(t, b.result(4).errno(), "it has the memory, so no MOVE comes")
 	require.Zero(t, b.call(frame(doneWith, 5, uint64(2))).errno())
 	require.Equal(t, syscall.EINVAL, b.call(frame(doneWith, 6, uint64(2))).errno(), "twice")
 	b.asks(7, 1, 0, 2, 1)
@@ -139,7 +139,7 @@ func TestBrackets(t *testing.T) {
 	require.Contains(t, r.text(), "needs 256 KiB on device 0, whose budget is 128 KiB")
 }
 
-// TestKilledInBracket ends a client in a bracket, and one that is asked to give memory back.
+// TestKilledInBracket kills a client in a bracket, and one that is asked to give memory back.
 func TestKilledInBracket(t *testing.T) {
 	s := startMoving(t)
 	a, b := s.peer(), s.peer()
@@ -154,7 +154,7 @@ func TestKilledInBracket(t *testing.T) {
 	require.Zero(t, b.call(frame(doneWith, 3, uint64(1))).errno())
 	c := s.peer()
 	c.asks(2, 1, 0, 0, 2)
-	require.Equal(t, uint16(moved), b.service.read().typ) // and no answer
+	require.Equal(t, uint16(moved), b.service.read().typ) // and it does not answer
 	b.close()
 	b.service.close()
 	require.Equal(t, []bool{true, true}, c.moves(2))
@@ -185,7 +185,7 @@ func TestDoneBeforeGrant(t *testing.T) {
 	require.Zero(t, s.cache.Status().Devices[0].BracketsWaiting)
 }
 
-// TestDoneRightBehind ends brackets before the daemon has begun them. Nothing is held afterwards.
+// TestDoneRightBehind ends brackets before the daemon has begun them. Nothing stays pinned.
 func TestDoneRightBehind(t *testing.T) {
 	s := startMoving(t)
 	a, b := s.peer(), s.peer()
@@ -195,7 +195,7 @@ func TestDoneRightBehind(t *testing.T) {
 	a.send(frame(doneWith, 3, uint64(1)))
 	require.Zero(t, a.result(3).errno())
 	for i := range uint64(200) {
-		a.asks(10, 100+i, 0, 0, 1) // what it has already
+		a.asks(10, 100+i, 0, 0, 1) // which it has already
 		a.send(frame(doneWith, 11, 100+i))
 		for range 2 {
 			r := a.read()
@@ -209,14 +209,14 @@ func TestDoneRightBehind(t *testing.T) {
 	require.Zero(t, b.result(2).errno())
 }
 
-// TestUseBehindDone: what a client is done with is free for what it asks for next, without an answer in between.
+// TestUseBehindDone: the next USE can use what a DONE has freed, without waiting for the DONE's answer.
 func TestUseBehindDone(t *testing.T) {
 	s := startMoving(t)
 	a := s.peer()
 	for i := range uint64(300) {
 		part := int64(i%2) * 2
 		a.send(frame(useRanges, 10, i, uint32(1), uint32(0), uint32(1), uint32(24), a.mapping, part*block,
-			int64(2*block))) // nested: it does not wait for memory
+			int64(2*block))) // nested, so it does not wait for memory
 		if i > 0 {
 			require.Zero(t, a.result(11).errno())
 			require.Equal(t, []bool{false, false}, a.moves(2))
@@ -227,8 +227,8 @@ func TestUseBehindDone(t *testing.T) {
 	}
 }
 
-// TestUsesBehindOneThatHangs: where the end of a bracket hangs, with its file, brackets of others do not wait for it
-// again and again.
+// TestUsesBehindOneThatHangs: if the end of a bracket hangs with its file, later brackets do not wait for it again and
+// again.
 func TestUsesBehindOneThatHangs(t *testing.T) {
 	const uses = 200
 	hangs := make(chan struct{})
@@ -249,10 +249,10 @@ func TestUsesBehindOneThatHangs(t *testing.T) {
 		require.Zero(t, r.errno())
 		require.Zero(t, c.call(frame(doneWith, 11, id)).errno())
 	}
-	require.Less(t, time.Since(began), 10*time.Second, "a tenth of a second each")
+	require.Less(t, time.Since(began), 10*time.Second, "each waited a tenth of a second")
 }
 
-// TestMovesAreShown to those who watch.
+// TestMovesAreShown: watchers see MOVEs.
 func TestMovesAreShown(t *testing.T) {
 	var feed live.Feed
 	s := startMovingWith(t, control.Options{Live: &feed})
@@ -270,8 +270,8 @@ func TestMovesAreShown(t *testing.T) {
 	require.EqualValues(t, os.Getpid(), e[0].Process)
 }
 
-// TestClosedServiceConnectionIsCharged: what a client without a service connection has of ended brackets cannot be
-// taken back, and is on its user's account until it has one again and answers there.
+// TestClosedServiceConnectionIsCharged: memory of ended brackets cannot be taken back from a client without a service
+// connection. It stays on its user's account until the client has a service connection again and answers there.
 func TestClosedServiceConnectionIsCharged(t *testing.T) {
 	s := startMoving(t)
 	p, q := s.peer(), s.peer()
@@ -301,12 +301,12 @@ func TestClosedServiceConnectionIsCharged(t *testing.T) {
 	p.service.answerCheck()
 	require.Eventually(t, func() bool { return charged() == 0 }, time.Minute, time.Millisecond)
 	q.asks(11, 2, 60000, 2, 1)
-	require.Equal(t, []bool{false}, p.moves(1), "it is taken back")
+	require.Equal(t, []bool{false}, p.moves(1), "the memory is taken back")
 	require.Equal(t, []bool{true}, q.moves(1))
 	require.Zero(t, q.result(11).errno())
 }
 
-// TestUnmapCrossesMove unmaps while the client is asked to give memory back: that there is no mapping is answer enough.
+// TestUnmapCrossesMove unmaps while the client is asked to give memory back. The missing mapping counts as the answer.
 func TestUnmapCrossesMove(t *testing.T) {
 	s := startMoving(t)
 	a, b := s.peer(), s.peer()
@@ -324,7 +324,7 @@ func TestUnmapCrossesMove(t *testing.T) {
 	require.Zero(t, b.result(2).errno())
 }
 
-// TestMoveIsChosen refuses memory that moves to a client that did not choose it.
+// TestMoveIsChosen: a client that did not choose memory that moves is refused.
 func TestMoveIsChosen(t *testing.T) {
 	s := startMoving(t)
 	c, _ := s.connectAll()
@@ -334,7 +334,7 @@ func TestMoveIsChosen(t *testing.T) {
 	require.Equal(t, syscall.EOPNOTSUPP, c.call(frame(useRanges, 3, uint64(1), uint64(0), uint64(0))).errno())
 }
 
-// TestBracketsAreCounted has a client that opens brackets and closes none be refused, before it takes the daemon's
+// TestBracketsAreCounted: a client that opens brackets and closes none is refused before it exhausts the daemon's
 // memory.
 func TestBracketsAreCounted(t *testing.T) {
 	s := startMovingWith(t, control.Options{MaxMappings: 8})
@@ -349,18 +349,18 @@ func TestBracketsAreCounted(t *testing.T) {
 	a.asks(4, 9, 0, 0, 1)
 	r := a.result(4)
 	require.Equal(t, syscall.ENOMEM, r.errno())
-	require.Contains(t, r.text(), "8 mappings and open brackets already")
+	require.Contains(t, r.text(), "already has 8 mappings and open brackets")
 	a.asks(4, 1, 0, 0, 1)
-	require.Equal(t, syscall.EINVAL, a.result(4).errno(), "it is open")
+	require.Equal(t, syscall.EINVAL, a.result(4).errno(), "the bracket is open")
 	require.Zero(t, a.call(frame(doneWith, 5, uint64(1))).errno())
 	a.asks(6, 9, 0, 0, 5)
 	require.Equal(t, syscall.EINVAL, a.result(6).errno(), "past the mapping")
 	a.asks(6, 9, 0, 0, 1)
-	require.Zero(t, a.result(6).errno(), "one that failed counts no more")
+	require.Zero(t, a.result(6).errno(), "a failed bracket does not count")
 }
 
-// TestKilledInEveryState ends 200 clients, of which some wait for others, in every state of brackets, MOVEs and groups.
-// Nothing of them stays.
+// TestKilledInEveryState kills 200 clients in every state of brackets, MOVEs and groups; some wait for others. Nothing
+// of them is left.
 func TestKilledInEveryState(t *testing.T) {
 	s := startMoving(t)
 	rnd := rand.New(rand.NewPCG(13, 200))
@@ -387,32 +387,32 @@ func TestKilledInEveryState(t *testing.T) {
 	require.Zero(t, d.MappedBytes)
 	a := s.peer()
 	a.asks(2, 1, 0, 0, 2)
-	require.Equal(t, []bool{true, true}, a.moves(2), "all of the device is there")
+	require.Equal(t, []bool{true, true}, a.moves(2), "the whole device is available")
 	require.Zero(t, a.result(2).errno())
 }
 
-// getsInto has the client be in some state, without waiting for what others may keep it from.
+// getsInto puts the client into a state, without waiting for anything that others may hold up.
 func (p *movingPeer) getsInto(rnd *rand.Rand) {
 	p.asks(2, 1, 0, int64(rnd.IntN(3)), 1+int64(rnd.IntN(2)))
 	switch rnd.IntN(6) {
-	case 0: // it asks and hears nothing
-	case 1: // it hears that it is to move, and does not answer
+	case 0: // it asks, and reads nothing
+	case 1: // it reads a MOVE, and does not answer
 		p.hears()
-	case 2: // it moves, and then says nothing any more
+	case 2: // it answers a MOVE, and then says nothing more
 		p.follows()
-	case 3: // it ends its bracket without having heard that it has it
+	case 3: // it ends its bracket before it learns that the bracket was granted
 		p.send(frame(doneWith, 3, uint64(1)))
-	case 4: // it asks for another one while it waits for the first
+	case 4: // it asks for a second bracket while it waits for the first
 		p.follows()
 		p.send(frame(useRanges, 4, uint64(2), uint32(1), uint32(0), uint32(1), uint32(24), p.mapping, int64(0),
 			int64(block)))
-	case 5: // it unmaps what it is told to map
+	case 5: // it unmaps the mapping of a MOVE
 		p.hears()
 		p.send(frame(unmap, 5, p.mapping))
 	}
 }
 
-// hears waits for a MOVE, but not for long: others may have the memory.
+// hears waits for a MOVE, but not for long, because others may have the memory.
 func (p *movingPeer) hears() (r reply, ok bool) {
 	_ = p.service.conn.SetReadDeadline(time.Now().Add(5 * time.Millisecond))
 	r, err := p.service.next()

@@ -13,30 +13,30 @@ type Device struct {
 	Ordinal int
 	// Kind tells the client how to map an extent; the numbers are those of gpubackend.Kind and of the wire.
 	Kind uint8
-	// UUID names the GPU; zero where the kind has none.
+	// UUID names the GPU; zero if the kind has no UUIDs.
 	UUID [16]byte
 }
 
-// Cache is what the Server needs of the page cache. ForCache makes one of a pagecache.Cache.
+// Cache is what the Server needs of the page cache. ForCache makes one from a pagecache.Cache.
 type Cache interface {
-	// Map lets a client map a range of a file on a device. Its errors wrap a syscall.Errno, and their text is
-	// shown to the client's user.
+	// Map lets a client map a range of a file on a device. Its errors wrap a syscall.Errno; their text is shown to the
+	// client's user.
 	Map(ctx context.Context, src pagecache.Source, req pagecache.MapRequest) (Mapping, error)
-	// MapView lets a client map a view of files on a device, in the same way.
+	// MapView does the same for a view of files.
 	MapView(ctx context.Context, sources []pagecache.Source, req pagecache.ViewRequest) (ViewMapping, error)
-	// BeginGroup opens a group of stores, which are released at once.
+	// BeginGroup opens a group, whose stores are released at once.
 	BeginGroup(ctx context.Context, ranges []Range) (Group, error)
-	// AwaitVersion waits until a group of a file of the ranges was released with that version or a later one.
+	// AwaitVersion waits until one of the ranges' files has a released group of at least that version.
 	AwaitVersion(ctx context.Context, ranges []Range, least uint64) error
-	// AcquireAll brings ranges up to date, all to one version of every group.
+	// AcquireAll brings ranges up to date, all at the same version of every group.
 	AcquireAll(ctx context.Context, ranges []Range, launder bool) (version uint64, pages int64, err error)
-	// Use begins a bracket: pagecache.Cache.Use. A view needs nothing.
+	// Use begins a bracket, as pagecache.Cache.Use does. Views need no bracket.
 	Use(ctx context.Context, uses []Use, o pagecache.UseOptions) (Bracket, error)
-	// Kinds has a bit, 1 << (kind-1), for each kind of memory among the devices. It does not change.
+	// Kinds has a bit, 1 << (kind-1), for each kind of memory that the devices have. It does not change.
 	Kinds() uint32
 }
 
-// Use is a range of a mapping that a bracket uses, counted from the start of the mapping.
+// Use is a range of a mapping that a bracket uses. Off counts from the start of the mapping.
 type Use struct {
 	Mapping  Mapping
 	Off, Len int64
@@ -48,44 +48,44 @@ type Bracket interface {
 	Kept() bool
 }
 
-// Mapping is a client's window on a file, with the meaning of the methods of pagecache.Mapping. They are called
-// from many goroutines; Unmap is called once, after every other call has returned.
+// Mapping is a client's window on a file. Its methods are those of pagecache.Mapping. They are called from many
+// goroutines. Unmap is called once, after every other call has returned.
 type Mapping interface {
 	Device() Device
 	Extents() []pagecache.Extent
-	// Movable reports whether memory comes with brackets, and moves.
+	// Movable reports whether the memory comes with brackets, and moves.
 	Movable() bool
 	Acquire(ctx context.Context, off, n int64, launder bool) (pages int64, err error)
 	Release(ctx context.Context, off, n int64) (pages int64, err error)
-	// TakePastEnd returns how many pages releases found stored into past the end of the file since it was asked last.
+	// TakePastEnd returns how many pages past the end of the file releases have found stores in since the last call.
 	TakePastEnd() int64
 	Sync(ctx context.Context, off, n int64, durable bool) error
 	Advise(ctx context.Context, off, n int64, a pagecache.Advice) error
-	// Abandon says that the client is gone and did not unmap. It comes before Unmap.
+	// Abandon says that the client ended without unmapping. Unmap follows.
 	Abandon()
 	Unmap(ctx context.Context) error
 }
 
-// ViewMapping is a client's window on a view, in which offsets count.
+// ViewMapping is a client's window on a view. Offsets count from the start of the view.
 type ViewMapping interface {
 	Mapping
 	// Size returns the bytes of the view.
 	Size() int64
 }
 
-// Range is bytes of a mapping that the Cache made.
+// Range is a range of a mapping that the Cache made.
 type Range struct {
 	Of       Mapping
 	Off, Len int64
 }
 
-// Group is an open group, with the meaning of the methods of pagecache.Group. The end of one of its mappings aborts it.
+// Group is an open group. Its methods are those of pagecache.Group. If one of its mappings ends, the group is aborted.
 type Group interface {
 	Release(ctx context.Context) (version uint64, pages int64, err error)
 	Abort(ctx context.Context)
 }
 
-// ForCache returns the Cache that serves clients from c. It keeps c.
+// ForCache returns a Cache that serves clients from c.
 func ForCache(c *pagecache.Cache) Cache { return pageCache{c} }
 
 type pageCache struct{ cache *pagecache.Cache }
@@ -126,7 +126,7 @@ func (p pageCache) BeginGroup(ctx context.Context, ranges []Range) (Group, error
 	for i, r := range ranges {
 		m, ok := r.Of.(pageMapping)
 		if !ok {
-			return nil, failure(syscall.EACCES, "a view is only read, and a group is of stores")
+			return nil, failure(syscall.EACCES, "a view is read-only, but a group releases stores")
 		}
 		list[i] = pagecache.GroupRange{Of: m.Mapping, Off: r.Off, Len: r.Len}
 	}
@@ -142,7 +142,7 @@ func (p pageCache) AcquireAll(ctx context.Context, ranges []Range,
 	return p.cache.AcquireAll(ctx, windows(ranges), launder)
 }
 
-// windows returns ranges as the page cache knows them.
+// windows converts ranges to the page cache's.
 func windows(ranges []Range) []pagecache.AcquireRange {
 	list := make([]pagecache.AcquireRange, len(ranges))
 	for i, r := range ranges {

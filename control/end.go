@@ -5,17 +5,17 @@ import (
 	"syscall"
 )
 
-// EndRequest is a client's wish that the mount ends. docs/dev/protocol.md describes the exchange.
+// EndRequest is a client's request to end the mount. docs/dev/protocol.md describes the exchange.
 type EndRequest struct {
-	// Force gives up what cannot be brought home.
+	// Force gives up what cannot be written back.
 	Force bool
 	// PID is the client's process.
 	PID int32
-	// Say sends the client bytes of the answer. Last says that none follow.
+	// Say sends the client a part of the answer. last means that no more follow.
 	Say func(part []byte, last bool) error
 }
 
-// serveEnd lets the mount's owner answer an END, until he has said all or the client has gone.
+// serveEnd lets Options.End answer an END, until it has said everything or the client is gone.
 func (s *session) serveEnd(id requestID, r endRequest) {
 	var err error
 	switch {
@@ -56,8 +56,8 @@ func (s *session) serveEnd(id requestID, r endRequest) {
 	}
 }
 
-// Drain ends the sessions that have mappings, which are released, and refuses new mappings with ESHUTDOWN from then on.
-// It waits for the releases, or until ctx ends. Others go on.
+// Drain ends the sessions that have mappings, which releases the mappings. From then on it refuses new mappings with
+// ESHUTDOWN. It waits for the releases, or until ctx ends. Other sessions go on.
 func (s *Server) Drain(ctx context.Context) error {
 	s.draining.Store(true)
 	for _, ses := range s.snapshot() {
@@ -74,7 +74,7 @@ func (s *Server) Drain(ctx context.Context) error {
 	return nil
 }
 
-// maps reports whether the session has mappings, or is about to.
+// maps reports whether the session has mappings, or is making one.
 func (s *session) maps() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -16,7 +16,7 @@ func endFrame(id uint64, token [16]byte, flags uint32) []byte {
 	return frame(end, id, token, flags, uint32(0))
 }
 
-// The answer to an END comes in parts, and the asker's end is noticed.
+// The answer to an END comes in parts, and END notices when the client goes.
 func TestEndIsAnsweredInParts(t *testing.T) {
 	went := make(chan error, 1)
 	large := bytes.Repeat([]byte("x"), 100<<10)
@@ -52,7 +52,7 @@ func TestWhatEndIsRefusedFor(t *testing.T) {
 		o.End = func(context.Context, control.EndRequest) error { return syscall.ESHUTDOWN }
 	})
 	c := s.connect()
-	require.Equal(t, syscall.EACCES, c.call(endFrame(1, s.token(), 0)).errno(), "a file's token")
+	require.Equal(t, syscall.EACCES, c.call(endFrame(1, s.token(), 0)).errno(), "the token is for a file")
 	require.Equal(t, syscall.EACCES, c.call(endFrame(1, [16]byte{1}, 0)).errno())
 	require.Equal(t, syscall.EINVAL, c.call(endFrame(1, s.statusToken(), 2)).errno())
 	require.Equal(t, syscall.ESHUTDOWN, c.call(endFrame(1, s.statusToken(), 0)).errno())
@@ -60,7 +60,7 @@ func TestWhatEndIsRefusedFor(t *testing.T) {
 	require.Equal(t, syscall.ENOTSUP, without.connect().call(endFrame(1, without.statusToken(), 0)).errno())
 }
 
-// Drain releases what clients map, and lets those go on who ask for the status.
+// Drain releases what clients map. Sessions that only ask for the status go on.
 func TestDrainEndsMappings(t *testing.T) {
 	s := start(t, &controltest.Cache{})
 	maps, asks := s.connect(), s.connect()

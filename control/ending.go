@@ -8,12 +8,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// endingPatience is how long a request without memory waits for the sessions of clients that are gone. What they
-// mapped is released and unmapped by then, unless a backing file or a device hangs.
+// endingPatience is how long a request that finds no memory waits for the sessions of clients that are gone. By then
+// their mappings are released and unmapped, unless a backing file or a device hangs.
 const endingPatience = 10 * time.Second
 
-// openLast calls open, and again as long as it finds no memory while that of clients who are gone is being given back:
-// somebody who has seen a process die may expect its memory to be free.
+// openLast calls open. If open finds no memory while the memory of ended clients is still being given back, it tries
+// again: when a process has died, others may expect its memory to be free.
 func (s *session) openLast(open func() (Mapping, error)) (Mapping, error) {
 	patience := time.After(endingPatience)
 	for {
@@ -27,7 +27,7 @@ func (s *session) openLast(open func() (Mapping, error)) (Mapping, error) {
 			return nil, err
 		}
 		if ending == nil {
-			continue // it ended after open had looked
+			continue // the session ended after open had looked
 		}
 		select {
 		case <-ending:
@@ -39,8 +39,8 @@ func (s *session) openLast(open func() (Mapping, error)) (Mapping, error) {
 	}
 }
 
-// endingBeside returns what is closed when another session's mappings are gone, of one whose client is gone; nil if
-// there is none.
+// endingBeside returns a channel that is closed when the mappings of another session, whose client is gone, are
+// unmapped. nil if there is no such session.
 func (s *Server) endingBeside(mine *session) (ended <-chan struct{}) {
 	for _, ses := range s.snapshot() {
 		if ses != mine && ses.clientGone() {
@@ -50,7 +50,7 @@ func (s *Server) endingBeside(mine *session) (ended <-chan struct{}) {
 	return nil
 }
 
-// clientGone reports whether the client has closed its connection, or the session is over for another reason.
+// clientGone reports whether the client has closed its connection, or the session has ended for another reason.
 func (s *session) clientGone() bool {
 	if s.ctx.Err() != nil {
 		return true

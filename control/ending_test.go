@@ -10,8 +10,8 @@ import (
 	"github.com/gaiafs/gaiafs/control/controltest"
 )
 
-// TestGivenBackAtTheLastMoment has a client ask for memory that another one had, who is gone. Its mappings take a while
-// to end.
+// TestGivenBackAtTheLastMoment: a client asks for memory of a client that is gone, and whose mappings take a while to
+// end.
 func TestGivenBackAtTheLastMoment(t *testing.T) {
 	open, refused := make(chan struct{}), make(chan struct{}, 100)
 	cache := &controltest.Cache{Gate: func(context.Context) error { <-open; return nil }}
@@ -27,7 +27,7 @@ func TestGivenBackAtTheLastMoment(t *testing.T) {
 	mapping := dead.mapOne(s)
 
 	next.send(mapFrame(1, s.token(), 3, 0, 4096))
-	require.Equal(t, syscall.ENOMEM, next.read().errno(), "the other one lives")
+	require.Equal(t, syscall.ENOMEM, next.read().errno(), "the other client lives")
 	<-refused
 
 	dead.send(rangeFrame(acquire, 2, mapping, 0, 4096, 0))

@@ -1,12 +1,12 @@
 package control
 
-// SetPrivileged says which users have no limits of their own.
+// SetPrivileged sets which users have no limits.
 func (o *Options) SetPrivileged(is func(uid uint32) bool) { o.privileged = is }
 
-// StatusReserve is how many connections beyond MaxSessions the privileged have.
+// StatusReserve is how many connections beyond MaxSessions the privileged get.
 const StatusReserve = statusReserve
 
-// TellForTesting tells every client that has a service connection of a change of a mapping.
+// TellForTesting tells every client with a service connection about a change of a mapping.
 func (s *Server) TellForTesting(mapping uint64) error {
 	for _, ses := range s.snapshot() {
 		ses.mu.Lock()

@@ -9,10 +9,10 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// FileOperation is what a FILE asks for.
+// FileOperation is the operation of a FILE request.
 type FileOperation uint32
 
-// The operations of FILE.
+// The operations of FILE requests.
 const (
 	FileInspect FileOperation = 1
 	FileWarm    FileOperation = 2
@@ -20,15 +20,15 @@ const (
 	FileEvict   FileOperation = 4
 )
 
-// allDevices in a FILE means every device. It goes with FileEvict only.
+// allDevices in a FILE means every device. Only FileEvict allows it.
 const allDevices = 1<<32 - 1
 
-// FileRequest is a client's question about a file, or its wish for one.
+// FileRequest is a client's request about a file.
 type FileRequest struct {
 	Operation FileOperation
 	Viewer    Viewer
 	Source    pagecache.Source
-	// Device is the number that the mount has for the device, -1 for all.
+	// Device is the mount's number of the device; -1 means all.
 	Device   int
 	Off, Len int64
 	Process  uint32
@@ -64,7 +64,7 @@ type profileRequest struct {
 	ms    uint32
 }
 
-// ProfileKind is what a PROFILE asks for.
+// ProfileKind is the kind of profile that a PROFILE asks for.
 type ProfileKind uint32
 
 // The kinds of profiles.
@@ -77,7 +77,7 @@ const (
 	ProfileMutex      ProfileKind = 6
 )
 
-// mostProfile bounds how long a profile may take.
+// mostProfile bounds the length of a profile.
 const mostProfile = 10 * time.Minute
 
 func (v version) decodeProfile(body []byte) (r profileRequest, err error) {
@@ -96,22 +96,22 @@ func (s *session) serveFile(id requestID, r fileRequest) {
 	s.finishDocument(id, doc, err)
 }
 
-// askFile has the mount's owner answer, if the descriptor behind the token gives the right to that. Reading is what it
-// takes to be told, and to have the file brought to a device, as for MAP. Only root and the user who mounted take away
-// what others may use.
+// askFile lets Options.File answer, if the descriptor behind the token gives the right. A descriptor that is open for
+// reading is enough to inspect the file and to bring it to a device, as for MAP. Only root and the user who mounted may
+// evict it.
 func (s *session) askFile(r fileRequest) ([]byte, error) {
 	src, err := s.redeem(r.token)
 	switch {
 	case err != nil:
 		return nil, err
 	case s.server.opts.File == nil:
-		return nil, failure(syscall.ENOTSUP, "this server knows nothing of files")
+		return nil, failure(syscall.ENOTSUP, "this server does not answer requests about files")
 	case !src.Readable():
 		return nil, failure(syscall.EACCES, "%s is not open for reading", src.Name())
 	case r.operation < FileInspect || r.operation > FileEvict:
 		return nil, failure(syscall.EINVAL, "operation %d on files is not known", r.operation)
 	case r.operation == FileEvict && s.ordinary:
-		return nil, failure(syscall.EPERM, "only root and the user who mounted may take files from devices")
+		return nil, failure(syscall.EPERM, "only root and the user who mounted may evict files")
 	case r.off < 0 || r.len < 0 || !rangeWithin(r.off, r.len, mapEnd):
 		return nil, failure(syscall.EINVAL, "%d bytes at %d are not in a file", uint64(r.len), uint64(r.off))
 	case r.device == allDevices && r.operation != FileEvict, r.device != allDevices && r.device > 1<<16:
@@ -139,7 +139,7 @@ func (s *session) serveProfile(id requestID, r profileRequest) {
 	case !s.redeemMount(r.token):
 		err = failure(syscall.EACCES, "the token is not valid, or no longer")
 	case s.ordinary:
-		err = failure(syscall.EPERM, "only root and the user who mounted may look into the daemon")
+		err = failure(syscall.EPERM, "only root and the user who mounted may profile the daemon")
 	case s.server.opts.Profile == nil:
 		err = failure(syscall.ENOTSUP, "this server makes no profiles")
 	case length > mostProfile:
@@ -150,7 +150,7 @@ func (s *session) serveProfile(id requestID, r profileRequest) {
 	s.finishDocument(id, doc, err)
 }
 
-// finishDocument answers with a document in as many frames as it takes, or with why there is none.
+// finishDocument answers with a document in as many frames as it takes, or with an error.
 func (s *session) finishDocument(id requestID, doc []byte, err error) {
 	if err != nil {
 		s.finish(id, result{}, err)

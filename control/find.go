@@ -12,20 +12,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MostDaemons is how many daemons of one mountpoint may go on beside each other: their mounts are in other mount
-// namespaces, or were detached.
+// MostDaemons is how many daemons of one mountpoint may run at once. All but one have mounts in other mount namespaces,
+// or detached mounts.
 const MostDaemons = 16
 
 // Listener is a socket on which a daemon listens.
 type Listener struct {
 	Path string
-	// PID is the process that listens, as the kernel tells, so that it is known where it does not answer. 0: it is not
-	// known, as where it is in another PID namespace.
+	// PID is the listening process, as the kernel reports it. So it is known even if the daemon does not answer. 0: it
+	// is not known, for example because the process is in another PID namespace.
 	PID int
 }
 
-// Listeners returns the daemons of this user that serve, or once served, a mountpoint: an absolute path without links.
-// "" stands for all mountpoints. It asks the kernel only, and waits for no daemon.
+// Listeners returns this user's daemons that serve, or once served, a mountpoint: an absolute path without links. ""
+// means all mountpoints. It asks only the kernel, and waits for no daemon.
 func Listeners(mountpoint string) (all []Listener) {
 	var names []string
 	if mountpoint != "" {
@@ -59,7 +59,7 @@ func Listeners(mountpoint string) (all []Listener) {
 	return all
 }
 
-// runtimeDirs are those in which a daemon of this user may have its socket, whatever the environment that it was
+// runtimeDirs returns the directories in which a daemon of this user may have its socket, whatever environment it was
 // started with.
 func runtimeDirs() []string {
 	dirs := []string{filepath.Dir(DefaultSocket("/", 0))}
@@ -81,7 +81,7 @@ func listenerOf(path string) (pid int, listens bool) {
 	}
 	defer unix.Close(fd)
 	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: path}); err != nil {
-		return 0, errors.Is(err, syscall.EAGAIN) // as many wait to be accepted as may
+		return 0, errors.Is(err, syscall.EAGAIN) // the queue of connections is full
 	}
 	peer, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err != nil {
@@ -90,8 +90,8 @@ func listenerOf(path string) (pid int, listens bool) {
 	return int(peer.Pid), true
 }
 
-// Announce has Listeners find the Server although its socket is not the default one. It is to be called before others
-// use the Server.
+// Announce makes Listeners find the Server although its socket is not the default one. Call it before others use the
+// Server.
 func (s *Server) Announce(mountpoint string) error {
 	for n := range MostDaemons {
 		link := DefaultSocket(mountpoint, n)
@@ -115,5 +115,5 @@ func (s *Server) Announce(mountpoint string) error {
 			return err
 		}
 	}
-	return fmt.Errorf("%d daemons of %s go on: %w", MostDaemons, mountpoint, syscall.EADDRINUSE)
+	return fmt.Errorf("%d daemons of %s are still running: %w", MostDaemons, mountpoint, syscall.EADDRINUSE)
 }

@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// Types of frames, as docs/dev/protocol.md has them.
+// Types of frames, see docs/dev/protocol.md.
 const (
 	hello   = 1
 	mapFile = 2
@@ -51,7 +51,7 @@ const (
 	failure  = 0x8006
 )
 
-// frame lays a frame out.
+// frame encodes a frame.
 func frame(typ uint16, id uint64, body ...any) []byte {
 	b := make([]byte, 16)
 	binary.LittleEndian.PutUint16(b[4:], typ)
@@ -82,7 +82,7 @@ func rangeFrame(typ uint16, id, mapping uint64, off, n int64, arg uint32) []byte
 	return frame(typ, id, mapping, off, n, arg, uint32(0))
 }
 
-// server is a live server over a small page cache and one file of 16 pages.
+// server is a live server over a small page cache, with one file of 16 pages.
 type server struct {
 	*control.Server
 	t     testing.TB
@@ -146,7 +146,7 @@ func (s *server) waitSessions(n int) {
 	require.Eventually(s.t, func() bool { return s.Stats().Sessions == n }, 30*time.Second, time.Millisecond)
 }
 
-// logs keeps what was logged at warning level and above.
+// logs keeps what is logged at warning level and above.
 type logs struct{ seen chan string }
 
 func (l *logs) Enabled(_ context.Context, level slog.Level) bool { return level >= slog.LevelInfo }
@@ -160,14 +160,14 @@ func (l *logs) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// client speaks frames without understanding them.
+// client sends and receives frames without interpreting them.
 type client struct {
 	t    testing.TB
 	conn *net.UnixConn
 	once sync.Once
 }
 
-// dial connects without a word.
+// dial connects, and sends nothing.
 func (s *server) dial() *client {
 	s.t.Helper()
 	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: s.Socket(), Net: "unixpacket"})
@@ -268,7 +268,7 @@ func (c *client) mapOne(s *server) uint64 {
 	return r.mapping()
 }
 
-// ended reads until the connection ends and returns the last frame of it.
+// ended reads until the connection ends, and returns its last frame.
 func (c *client) ended() (last reply) {
 	c.t.Helper()
 	resets := 0
@@ -279,7 +279,7 @@ func (c *client) ended() (last reply) {
 			continue
 		}
 		require.NotErrorIs(c.t, err, os.ErrDeadlineExceeded, "the connection was not closed")
-		// The daemon closed with frames of ours unread: its last words come after this error.
+		// The daemon closed before it read all our frames: its last frames come after this error.
 		if resets++; resets > 1 {
 			return last
 		}

@@ -12,20 +12,20 @@ import (
 )
 
 const (
-	// groupRangeSize is the least size of a range of a group. The request says its own, so that a later one may have
-	// more.
+	// groupRangeSize is the least size of a range of a group. The request states its size, so that later versions can
+	// add fields.
 	groupRangeSize = 24
-	// maxGroups bounds the open groups of a session, maxWaiting the requests of a user that wait for a version at once.
+	// maxGroups bounds the open groups of a session, maxWaiting the requests of a user that wait for a version.
 	maxGroups  = 64
 	maxWaiting = 256
-	// longestWait is how long a request waits for a version. A client that wants to wait longer asks again.
+	// longestWait is how long one request waits for a version. To wait longer, a client asks again.
 	longestWait = time.Second
 )
 
 // groupID names a group within one session.
 type groupID uint64
 
-// groupRange is bytes of a mapping, from its start on.
+// groupRange is a range of a mapping. off counts from the mapping's start.
 type groupRange struct {
 	mapping  mappingID
 	off, len int64
@@ -46,7 +46,7 @@ func decodeGroupRanges(body []byte) (list []groupRange, err error) {
 		return nil, fmt.Errorf("body has %d bytes before its ranges", len(body))
 	}
 	n, size := uint64(le.Uint32(body)), uint64(le.Uint32(body[4:]))
-	if n > pagecache.MaxGroupRanges { // for the page cache to refuse
+	if n > pagecache.MaxGroupRanges { // the page cache refuses it
 		return make([]groupRange, pagecache.MaxGroupRanges+1), nil
 	}
 	if body = body[8:]; size < groupRangeSize || uint64(len(body)) < n*size {
@@ -78,7 +78,7 @@ func (v version) decodeGroup(body []byte) (groupID, error) {
 	return groupID(binary.LittleEndian.Uint64(body)), nil
 }
 
-// numbered is the body of NUMBERED: the number of a group, or a version, and pages.
+// numbered is the body of NUMBERED: the number of a group or a version, and pages.
 type numbered struct {
 	number uint64
 	pages  int64
@@ -89,7 +89,7 @@ func (n numbered) append(b []byte) []byte {
 	return binary.LittleEndian.AppendUint64(b, uint64(max(n.pages, 0)))
 }
 
-// parseGroup is parse of the requests of the feature GROUP.
+// parseGroup is parse for the requests of featureGroup.
 func (s *session) parseGroup(h header, body []byte) (work func(requestID), err error) {
 	if s.chosen&featureGroup == 0 {
 		return func(id requestID) {
@@ -111,7 +111,7 @@ func (s *session) parseGroup(h header, body []byte) (work func(requestID), err e
 	return func(id requestID) { s.finish(id, result{}, s.serveAbortGroup(g)) }, err
 }
 
-// finishNumbered is finish of a request that NUMBERED answers.
+// finishNumbered is finish for a request that NUMBERED answers.
 func (s *session) finishNumbered(id requestID) func(n numbered, err error) {
 	return func(n numbered, err error) {
 		if err != nil {
@@ -123,7 +123,7 @@ func (s *session) finishNumbered(id requestID) func(n numbered, err error) {
 	}
 }
 
-// useAll holds the mappings of ranges until done, and returns the ranges as the page cache knows them.
+// useAll holds the mappings of ranges until done is called, and returns the ranges as the page cache knows them.
 func (s *session) useAll(list []groupRange) (ranges []Range, done func(), err error) {
 	if len(list) == 0 || len(list) > pagecache.MaxGroupRanges {
 		return nil, nil, failure(syscall.EINVAL, "a request of %d ranges; it has 1 to %d", len(list),
@@ -167,7 +167,7 @@ func (s *session) serveBeginGroup(list []groupRange) (numbered, error) {
 	full := len(s.groups) >= maxGroups
 	s.mu.Unlock()
 	if full {
-		return numbered{}, failure(syscall.ENOMEM, "this process has %d open groups already", maxGroups)
+		return numbered{}, failure(syscall.ENOMEM, "this process already has %d open groups", maxGroups)
 	}
 	g, err := s.server.opts.Cache.BeginGroup(s.ctx, ranges)
 	if err != nil {
@@ -239,7 +239,7 @@ func (s *session) serveAcquireAll(r acquireAllRequest) (numbered, error) {
 	return numbered{version, pages}, err
 }
 
-// awaitVersion waits until the files of ranges have a version, as one of so many of the user's requests.
+// awaitVersion waits until the files of ranges have a version. It counts as one of the user's maxWaiting requests.
 func (s *session) awaitVersion(ranges []Range, least uint64, timeout time.Duration) error {
 	s.server.mu.Lock()
 	full := s.user.waiting >= maxWaiting
@@ -248,7 +248,7 @@ func (s *session) awaitVersion(ranges []Range, least uint64, timeout time.Durati
 	}
 	s.server.mu.Unlock()
 	if full {
-		return failure(syscall.EAGAIN, "%d requests of this user wait for a version already", maxWaiting)
+		return failure(syscall.EAGAIN, "%d requests of this user already wait for a version", maxWaiting)
 	}
 	defer func() {
 		s.server.mu.Lock()

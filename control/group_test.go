@@ -18,7 +18,7 @@ const (
 	numbered     = 0x8007
 )
 
-// connectGroups is connectAll of a client that chose groups.
+// connectGroups is connectAll for a client that chooses groups.
 func (s *server) connectGroups() *client {
 	s.t.Helper()
 	c, _ := s.connect2()
@@ -26,7 +26,7 @@ func (s *server) connectGroups() *client {
 	return c
 }
 
-// number returns the number that a NUMBERED has.
+// number returns the number in a NUMBERED.
 func (c *client) number(b []byte) uint64 {
 	c.t.Helper()
 	c.send(b)
@@ -49,7 +49,7 @@ func TestGroups(t *testing.T) {
 	require.Equal(t, syscall.ETIMEDOUT, c.call(acquireAt(1, 0)).errno())
 	require.EqualValues(t, 1, c.number(frame(releaseGroup, 2, g)))
 	require.EqualValues(t, 1, c.number(acquireAt(1, 1)))
-	require.Equal(t, syscall.EINVAL, c.call(frame(releaseGroup, 2, g)).errno(), "it was released")
+	require.Equal(t, syscall.EINVAL, c.call(frame(releaseGroup, 2, g)).errno(), "the group was released before")
 	require.Equal(t, syscall.EINVAL, c.call(acquireAt(1, 2)).errno())
 	require.Zero(t, c.call(frame(abortGroup, 2, c.number(begin(1, 0, 1)))).errno())
 	require.Equal(t, syscall.EINVAL, c.call(frame(abortGroup, 2, uint64(2))).errno())

@@ -10,23 +10,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A request whose body is longer than a frame carries it in a sealed memfd. The descriptor comes beside the frame, and
-// the frame says how many bytes count.
+// A request whose body is longer than a frame carries it in a sealed memfd. The descriptor comes with the frame, and
+// the frame states the body's size.
 
-// maxLarge bounds the body of such a request.
+// maxLarge is the largest size of such a body.
 const maxLarge = 32 << 20
 
-// mostStuck bounds the descriptors of a user that take their time to be closed.
+// mostStuck bounds a user's descriptors that are slow to close.
 const mostStuck = 8
 
-// rights are descriptors that came beside a frame.
+// rights are the descriptors that came with a frame.
 type rights struct {
 	s     *session
 	files []int
 }
 
-// roomForRights returns the room for descriptors that read gives the kernel. Without room the kernel closes them, which
-// costs nothing: so there is none where the client did not ask for it.
+// roomForRights returns the buffer for descriptors that read gives the kernel. Without a buffer the kernel closes them,
+// which costs nothing. So only clients that chose featureLarge get one.
 func (s *session) roomForRights() []byte {
 	if s.chosen&featureLarge == 0 || s.main != nil {
 		return nil
@@ -53,11 +53,11 @@ func (s *session) received(oob []byte) rights {
 	return r
 }
 
-// seals returns the seals of a descriptor; an error where it is no memfd.
+// seals returns the seals of a descriptor, or an error if it is no memfd.
 func seals(fd int) (int, error) { return unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0) }
 
-// close closes the descriptors. That of a file of another FUSE may not return before that one's daemon wants, so
-// whatever is no memfd is closed elsewhere, and counted.
+// close closes the descriptors. Closing a file of another FUSE mount may block for as long as that mount's daemon
+// likes. So anything but a memfd is closed in a separate goroutine, and counted.
 func (r rights) close() {
 	server, u := r.s.server, r.s.user
 	for _, fd := range r.files {
@@ -77,10 +77,10 @@ func (r rights) close() {
 	}
 }
 
-// openLarge returns the frame as if its body had come within. A refusal is to be answered; other errors end the
+// openLarge returns the frame with its body from the descriptor. A refusal is answered; other errors end the
 // connection.
 //
-// The user's other sessions wait with their large requests until doneLarge: that bounds the memory.
+// The user's other sessions wait with their large requests until doneLarge, to bound the memory.
 func (s *session) openLarge(h header, body []byte, r rights) (header, []byte, error) {
 	if h.flags&flagLarge == 0 || s.chosen&featureLarge == 0 {
 		if len(r.files) > 0 {
@@ -100,12 +100,12 @@ func (s *session) openLarge(h header, body []byte, r rights) (header, []byte, er
 	}
 	h.flags &^= flagLarge
 	if n < 0 || n > maxLarge {
-		return h, nil, &refusal{h.id, failure(syscall.E2BIG, "a request has %d bytes, and at most %d are taken",
+		return h, nil, &refusal{h.id, failure(syscall.E2BIG, "the request has %d bytes, but at most %d are allowed",
 			uint64(n), maxLarge)}
 	}
 	const sealed = unix.F_SEAL_WRITE | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
 	if got, err := seals(r.files[0]); err != nil || got&sealed != sealed {
-		return h, nil, &refusal{h.id, failure(syscall.EINVAL, "the body of a large request is in no sealed memfd")}
+		return h, nil, &refusal{h.id, failure(syscall.EINVAL, "the body of a large request is not in a sealed memfd")}
 	}
 	s.user.large.Lock()
 	s.largeHeld = true
@@ -116,7 +116,7 @@ func (s *session) openLarge(h header, body []byte, r rights) (header, []byte, er
 	return h, long, nil
 }
 
-// doneLarge follows the reading of a request: its body is needed no more.
+// doneLarge ends openLarge, when the body is not needed any more.
 func (s *session) doneLarge() {
 	if s.largeHeld {
 		s.largeHeld = false
@@ -124,7 +124,7 @@ func (s *session) doneLarge() {
 	}
 }
 
-// readFull reads a file from its first byte on.
+// readFull reads a file from its first byte.
 func readFull(fd int, into []byte) error {
 	for got := 0; got < len(into); {
 		n, err := unix.Pread(fd, into[got:], int64(got))
@@ -140,7 +140,7 @@ func readFull(fd int, into []byte) error {
 	return nil
 }
 
-// refusal is a request that is answered with an error, and the connection goes on.
+// refusal is a request that gets an error for an answer. The connection goes on.
 type refusal struct {
 	id  requestID
 	err error

@@ -12,7 +12,7 @@ import (
 	"github.com/gaiafs/gaiafs/control/controltest"
 )
 
-// memfd makes one of n bytes, sealed or not.
+// memfd makes a memfd of n bytes, sealed or not.
 func memfd(t *testing.T, n int64, seals int) *os.File {
 	t.Helper()
 	fd, err := unix.MemfdCreate("body", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
@@ -77,11 +77,11 @@ func TestLargeRequests(t *testing.T) {
 	require.NoError(t, err)
 	defer other.Close()
 	defer pipe.Close()
-	for id := range uint64(20) { // each of which is closed elsewhere
+	for id := range uint64(20) { // each descriptor is closed by its own goroutine
 		c.sendLarge(ping, 100+id, 8, pipe)
 		require.Equal(t, syscall.EINVAL, result(100+id))
 	}
-	// A request of another type, with a body that is long and right.
+	// A request of another type, with a long and valid body.
 	f := memfd(t, 32, 0)
 	body := rangeFrame(acquire, 0, 77, 0, 1, 0)[16:]
 	_, err = f.WriteAt(body, 0)
@@ -92,7 +92,7 @@ func TestLargeRequests(t *testing.T) {
 	r := c.read()
 	require.Equal(t, syscall.EINVAL, r.errno())
 	require.Contains(t, r.text(), "mapping 77")
-	// A body that is too short is a breach, however it comes.
+	// A body that is too short is a breach, even in a descriptor.
 	c.sendLarge(acquire, 201, 31, f)
 	require.Equal(t, syscall.EPROTO, c.ended().errno())
 }
@@ -111,7 +111,7 @@ func TestDescriptorsThatAreNotExpected(t *testing.T) {
 		send(c)
 		require.Equal(t, syscall.EPROTO, c.ended().errno(), name)
 	}
-	c, _ := s.connect2() // the feature was not chosen
+	c, _ := s.connect2() // did not choose the feature
 	c.sendLarge(ping, 1, 8, f)
 	require.Equal(t, syscall.EPROTO, c.ended().errno())
 	_, service := s.connectAll()
@@ -120,7 +120,7 @@ func TestDescriptorsThatAreNotExpected(t *testing.T) {
 	require.Eventually(t, func() bool { return links(t, f) == 1 }, 30e9, 1e6, "descriptors stayed open")
 }
 
-// links counts this process's descriptors of the file.
+// links returns how many descriptors of the file this process has.
 func links(t *testing.T, f *os.File) (n int) {
 	want, err := f.Stat()
 	require.NoError(t, err)

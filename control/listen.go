@@ -16,13 +16,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxSocketPath is what the ioctl has room for, the terminating zero byte not counted.
+// maxSocketPath is the longest path that the ioctl has room for, without the terminating zero byte.
 const maxSocketPath = 103
 
-// DefaultSocket returns the path of the socket for a mount: a name made of the mountpoint in a runtime directory that
-// belongs to the user. It touches no file. Every daemon of one mountpoint gets the same path, so that a new one
-// finds what a killed one left. Others than the path of number 0 are for mountpoints whose earlier daemons still serve;
-// what killed ones left of these is for RemoveStale.
+// DefaultSocket returns the path of the socket for a mount: a name made from the mountpoint, in a runtime directory of
+// the user. It touches no file. Every daemon of a mountpoint gets the same path with number 0, so that a new daemon
+// finds what a killed one left. Higher numbers are for mountpoints whose earlier daemons still serve; RemoveStale
+// removes what killed daemons left of these.
 func DefaultSocket(mountpoint string, number int) string {
 	sum := sha256.Sum256([]byte(mountpoint))
 	name := hex.EncodeToString(sum[:8])
@@ -41,20 +41,19 @@ func DefaultSocket(mountpoint string, number int) string {
 	return filepath.Join("/tmp", fmt.Sprintf("gaiafs-%d", os.Geteuid()), name)
 }
 
-// CheckSocket says why a path can be none of a socket, wherever it leads. It touches no file.
+// CheckSocket returns an error if a path cannot be that of a socket. It touches no file.
 func CheckSocket(path string) error {
 	if !filepath.IsAbs(path) {
 		return errors.New("the path must be absolute")
 	}
 	if len(path) > maxSocketPath {
-		return fmt.Errorf("the path has %d bytes and at most %d are possible: choose a shorter one", len(path),
+		return fmt.Errorf("the path has %d bytes, but at most %d are possible: choose a shorter one", len(path),
 			maxSocketPath)
 	}
 	return nil
 }
 
-// listen binds the socket. It replaces one that no daemon listens on any more and refuses with EADDRINUSE where one
-// does.
+// listen binds the socket. It replaces a socket that no daemon listens on any more. EADDRINUSE if one does.
 func listen(path string, allowOther bool) (*net.UnixListener, error) {
 	if err := CheckSocket(path); err != nil {
 		return nil, fmt.Errorf("control socket %s: %w", path, err)
@@ -72,8 +71,8 @@ func listen(path string, allowOther bool) (*net.UnixListener, error) {
 		mode = 0o666
 	}
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
-		// The mode of the unbound socket is the one that bind gives the file, less the umask: nobody can connect
-		// between bind and the chmod below.
+		// bind gives the file the mode of the unbound socket, minus the umask. So nobody can connect between bind and
+		// the chmod below.
 		var chmod error
 		if err := c.Control(func(fd uintptr) { chmod = unix.Fchmod(int(fd), mode) }); err != nil {
 			return err
@@ -92,8 +91,7 @@ func listen(path string, allowOther bool) (*net.UnixListener, error) {
 	return ul, nil
 }
 
-// RemoveStale removes the socket of a killed daemon, if there is one. One that is listened on stays: that is
-// EADDRINUSE.
+// RemoveStale removes the socket of a killed daemon, if there is one. EADDRINUSE if a daemon listens on it.
 func RemoveStale(path string) error {
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -106,8 +104,8 @@ func RemoveStale(path string) error {
 	return removeStale(path)
 }
 
-// openRuntimeDir makes the socket's directory where it is missing, refuses one in which others could replace the
-// socket, and locks it: two daemons that start at once look at the socket one after the other.
+// openRuntimeDir makes the socket's directory if it is missing, and refuses one in which others could replace the
+// socket. It locks the directory, so that two daemons that start at once look at the socket one after the other.
 func openRuntimeDir(dir string, allowOther bool) (unlock func(), err error) {
 	mode := fs.FileMode(0o700)
 	if allowOther {
@@ -128,7 +126,7 @@ func openRuntimeDir(dir string, allowOther bool) (unlock func(), err error) {
 	if err == nil && made {
 		err = d.Chmod(mode)
 	} else if err == nil && allowOther && int(ownerOf(st)) == os.Geteuid() && st.Mode()&0o001 == 0 {
-		// Made by an earlier mount without allow-other: others must reach the socket, which has its own mode.
+		// An earlier mount without allow-other made it. Others must reach the socket, which has its own mode.
 		err = d.Chmod(st.Mode().Perm() | 0o011)
 	}
 	if err != nil {
@@ -145,18 +143,18 @@ func openRuntimeDir(dir string, allowOther bool) (unlock func(), err error) {
 			d.Close()
 			return nil, fmt.Errorf("control socket: lock of directory %s: %w", dir, err)
 		}
-		time.Sleep(10 * time.Millisecond) // another daemon holds it for the time of a bind
+		time.Sleep(10 * time.Millisecond) // another daemon holds the lock while it binds
 	}
 }
 
-// openOwnDir opens a directory in which nobody but root and this user can replace a file. In /tmp anybody may make the
-// name first: a directory of his own, or a link that leads to one of this user's.
+// openOwnDir opens a directory in which only root and this user can replace a file. In /tmp anybody may have taken the
+// name first, for a directory or for a link to one of this user's directories.
 func openOwnDir(dir string) (*os.File, error) {
 	own := func(st fs.FileInfo) bool { return ownerOf(st) == 0 || int(ownerOf(st)) == os.Geteuid() }
 	nofollow := unix.O_NOFOLLOW
 	if st, err := os.Lstat(dir); err == nil && st.Mode()&fs.ModeSymlink != 0 {
 		if !own(st) {
-			return nil, fmt.Errorf("%s is a link of user %d, who could lead it elsewhere", dir, ownerOf(st))
+			return nil, fmt.Errorf("%s is a link of user %d, who could redirect it", dir, ownerOf(st))
 		}
 		nofollow = 0
 	}
@@ -170,7 +168,7 @@ func openOwnDir(dir string) (*os.File, error) {
 	case !own(st):
 		err = fmt.Errorf("directory %s belongs to user %d, who could replace the socket", dir, ownerOf(st))
 	case st.Mode()&0o022 != 0 && st.Mode()&fs.ModeSticky == 0:
-		err = fmt.Errorf("directory %s is writable for others, who could replace the socket", dir)
+		err = fmt.Errorf("directory %s is writable by others, who could replace the socket", dir)
 	default:
 		return d, nil
 	}
@@ -189,15 +187,15 @@ func removeStale(path string) error {
 	if err != nil {
 		return fmt.Errorf("control socket: %w", err)
 	}
-	if st.Mode()&(fs.ModeSocket|fs.ModeSymlink) == 0 { // a link is one of Announce
-		return fmt.Errorf("control socket %s: a file that is no socket is in the way: %w", path, syscall.EEXIST)
+	if st.Mode()&(fs.ModeSocket|fs.ModeSymlink) == 0 { // Announce makes links
+		return fmt.Errorf("control socket %s: a file that is not a socket is in the way: %w", path, syscall.EEXIST)
 	}
 	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path, Net: "unixpacket"})
 	switch {
 	case err == nil:
 		conn.Close()
 		return fmt.Errorf("control socket %s: another gaiafs listens on it: %w", path, syscall.EADDRINUSE)
-	case errors.Is(err, syscall.EAGAIN): // a full queue
+	case errors.Is(err, syscall.EAGAIN): // its queue is full
 		return fmt.Errorf("control socket %s: another gaiafs listens on it and does not answer: %w", path,
 			syscall.EADDRINUSE)
 	case errors.Is(err, syscall.ECONNREFUSED), st.Mode()&fs.ModeSymlink != 0 && errors.Is(err, fs.ErrNotExist):

@@ -68,7 +68,7 @@ func TestStaleSocketIsReplacedAndLiveOneRefused(t *testing.T) {
 	require.NoError(t, l.Close())
 }
 
-// As where the daemon is stopped.
+// The daemon is stopped, for example by SIGSTOP.
 func TestSocketWithAFullQueueIsLive(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -111,7 +111,7 @@ func TestSocketPathsThatAreRefused(t *testing.T) {
 	require.Error(t, CheckSocket("relative/s"))
 	require.NoError(t, CheckSocket("/"+strings.Repeat("x", maxSocketPath-1)))
 	require.EqualError(t, CheckSocket("/"+strings.Repeat("x", maxSocketPath)),
-		"the path has 104 bytes and at most 103 are possible: choose a shorter one")
+		"the path has 104 bytes, but at most 103 are possible: choose a shorter one")
 	_, err = listen(filepath.Join(dir, "no", "such", "s"), false)
 	require.ErrorIs(t, err, os.ErrNotExist)
 
@@ -134,11 +134,11 @@ func TestSocketPathsThatAreRefused(t *testing.T) {
 	l.Close()
 }
 
-// What somebody else made before, where everybody may make names, is not used: neither a directory nor a link, wherever
-// that leads. Nothing is changed where it leads.
+// In a directory where everybody may make names, a directory or link that somebody else made is not used, wherever it
+// leads. Nothing is changed where it leads.
 func TestDirectoriesOfOthersAreRefused(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("needs root, to make what belongs to another user")
+		t.Skip("needs root, to make files of another user")
 	}
 	const other = 4711
 	tmp := t.TempDir()
@@ -174,7 +174,7 @@ func TestDirectoriesOfOthersAreRefused(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, os.FileMode(0o700), st.Mode().Perm())
 
-	// A link of one's own is followed.
+	// A link of the user's own is followed.
 	require.NoError(t, os.Symlink(mine, filepath.Join(tmp, "own")))
 	l, err := listen(filepath.Join(tmp, "own", "s"), false)
 	require.NoError(t, err)

@@ -19,8 +19,8 @@ import (
 	"github.com/gaiafs/gaiafs/control/controltest"
 )
 
-// A client that sends and never reads is dropped after the write timeout, keeps no more goroutines than requests, and
-// nobody else notices.
+// A client that sends and never reads is dropped after the write timeout. It holds no more goroutines than requests,
+// and nobody else notices.
 func TestClientThatNeverReads(t *testing.T) {
 	s := start(t, &controltest.Cache{}, func(o *control.Options) {
 		o.WriteTimeout = 300 * time.Millisecond
@@ -56,7 +56,7 @@ func TestClientThatNeverReads(t *testing.T) {
 	}
 }
 
-// The same for a client that asks for mappings of many frames and reads none.
+// The same for a client that asks for mappings with many frames, and reads none.
 func TestClientThatNeverReadsItsExtents(t *testing.T) {
 	s := start(t, &controltest.Cache{Extent: 4096},
 		func(o *control.Options) { o.WriteTimeout = 100 * time.Millisecond })
@@ -124,7 +124,7 @@ func TestThousandClients(t *testing.T) {
 func TestOutOfDescriptors(t *testing.T) {
 	s := start(t, &controltest.Cache{})
 	early := s.connect()
-	// The socket of the late client is there before the descriptors end.
+	// The late client gets its socket before the descriptors run out.
 	late, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	require.NoError(t, err)
 	defer unix.Close(late)
@@ -155,7 +155,7 @@ func TestOutOfDescriptors(t *testing.T) {
 
 	require.NoError(t, unix.Connect(late, &unix.SockaddrUnix{Name: s.Socket()}))
 	require.Contains(t, <-s.logs.seen, "cannot accept connections")
-	for id := uint64(1); id < 100; id++ { // sessions that are there go on
+	for id := uint64(1); id < 100; id++ { // existing sessions go on
 		require.Zero(t, early.call(frame(ping, id)).errno())
 	}
 	restore()
@@ -166,7 +166,7 @@ func TestOutOfDescriptors(t *testing.T) {
 	n, err := unix.Read(late, b)
 	require.NoError(t, err)
 	require.Equal(t, uint16(welcome), binary.LittleEndian.Uint16(b[4:n]))
-	require.Contains(t, <-s.logs.seen, "accepts connections again", "and no other message in between")
+	require.Contains(t, <-s.logs.seen, "accepting connections again", "and no other message in between")
 }
 
 // seedFrames returns every frame of the test vectors.
@@ -186,9 +186,9 @@ func seedFrames(t testing.TB) (all [][]byte) {
 	return all
 }
 
-// play sends frames made of data to the server: a byte of options, then records with two bytes of length. The options
-// decide whether the client shakes hands first, and in which version, whether lengths in headers are made right,
-// whether tokens of MAPs are made good, and whether the client reads.
+// play sends data to the server as frames: a byte of options, then records with two bytes of length. The options decide
+// whether the client shakes hands first and in which version, whether lengths in headers are corrected, whether tokens
+// of MAPs are replaced by valid ones, and whether the client reads.
 func play(s *server, data []byte) {
 	conn := s.dial()
 	defer conn.close()
@@ -235,7 +235,7 @@ func play(s *server, data []byte) {
 	conn.conn.CloseWrite()
 }
 
-// session lays records out for play.
+// session encodes records for play.
 func session(options byte, records ...[]byte) []byte {
 	data := []byte{options}
 	for _, r := range records {
@@ -245,7 +245,7 @@ func session(options byte, records ...[]byte) []byte {
 	return data
 }
 
-// FuzzSession throws frames at a live server and then looks whether it still serves another client.
+// FuzzSession sends fuzzed frames to a live server, and then checks that it still serves another client.
 func FuzzSession(f *testing.F) {
 	frames := seedFrames(f)
 	for options := range byte(32) {
@@ -266,7 +266,7 @@ func FuzzSession(f *testing.F) {
 	})
 }
 
-// TestRandomSessions does the same with many random sessions at once, and looks at the memory afterwards.
+// TestRandomSessions does the same with many random sessions at once, and checks the memory afterwards.
 func TestRandomSessions(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	if v := os.Getenv("GAIAFS_TEST_SEED"); v != "" {

@@ -8,20 +8,20 @@ import (
 	"strings"
 )
 
-// Program is a process that maps something, with all its connections. Its JSON form is in docs/status.md.
+// Program is a process that maps something, with all its connections. docs/status.md describes its JSON form.
 type Program struct {
 	Process uint32 `json:"process"`
 	User    uint32 `json:"user"`
-	// Name is the command's name when it connected; empty where it was not to be seen from here.
+	// Name is the command's name when it connected; empty if it could not be read.
 	Name     string `json:"name"`
 	Mappings int    `json:"mappings"`
-	// Bytes is what it maps. What it maps twice counts twice.
+	// Bytes is how much it maps. Bytes that it maps twice count twice.
 	Bytes int64 `json:"mapped_bytes"`
-	// Requests counts what it asked for so far: maps, acquires, releases and all else.
+	// Requests counts its requests of all kinds.
 	Requests int64 `json:"requests"`
 }
 
-// Programs returns the processes that map something, by their numbers. It does not block on files.
+// Programs returns the processes that map something, by process ID. It does not block on files.
 func (s *Server) Programs() []Program {
 	type process struct{ pid, user uint32 }
 	found := make(map[process]Program)
@@ -50,7 +50,7 @@ func (s *Server) Programs() []Program {
 	return all
 }
 
-// commandOf returns the name of a process's command, or "" where it cannot be told.
+// commandOf returns the name of a process's command, or "" if it cannot be read.
 func commandOf(pid int32) string {
 	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 	if err != nil {

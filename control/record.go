@@ -6,8 +6,8 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// serveRecord begins a recording and sends it as it comes, until STOP, or the end of the session, ends it. Whoever may
-// not be told what other users read is refused: a recording has the names of their files.
+// serveRecord begins a recording, and sends it as it comes until STOP or the end of the session. It refuses users who
+// may not know what others read, because a recording names their files.
 func (s *session) serveRecord(id requestID, token [tokenSize]byte) {
 	r, err := s.beginRecording(id, token)
 	if err != nil {
@@ -48,7 +48,7 @@ func (s *session) beginRecording(id requestID, token [tokenSize]byte) (*pagecach
 	case s.ordinary:
 		return nil, failure(syscall.EPERM, "only root and the user who mounted may record what everybody reads")
 	case s.server.opts.Record == nil:
-		return nil, failure(syscall.ENOTSUP, "this server records nothing")
+		return nil, failure(syscall.ENOTSUP, "this server makes no recordings")
 	}
 	r, err := s.server.opts.Record()
 	if err != nil {
@@ -60,7 +60,7 @@ func (s *session) beginRecording(id requestID, token [tokenSize]byte) (*pagecach
 	return r, nil
 }
 
-// endRecording ends the recording of a request, if it has not ended.
+// endRecording ends the recording that a request began. It reports whether there was one.
 func (s *session) endRecording(id requestID) bool {
 	s.mu.Lock()
 	r := s.recording
@@ -76,7 +76,7 @@ func (s *session) endRecording(id requestID) bool {
 
 func (s *session) serveStop(recorder requestID) error {
 	if !s.endRecording(recorder) {
-		return failure(syscall.EINVAL, "request %d records nothing", recorder)
+		return failure(syscall.EINVAL, "request %d is not recording", recorder)
 	}
 	return nil
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/gaiafs/gaiafs/prefetch/trace"
 )
 
-// recorder starts a server that records accesses of a page cache without devices.
+// recorder starts a server that records the accesses to a page cache without devices.
 func recorder(t *testing.T) (*server, *pagecache.Cache) {
 	c, err := pagecache.New(pagecache.Options{})
 	require.NoError(t, err)
@@ -29,7 +29,7 @@ func (s *server) statusToken() [16]byte {
 	return g.Token
 }
 
-// begins sends a RECORD and returns the first bytes of the recording.
+// begins sends a RECORD, and returns the first bytes of the recording.
 func (c *client) begins(s *server, id uint64) []byte {
 	c.t.Helper()
 	c.send(frame(record, id, s.statusToken()))
@@ -48,7 +48,7 @@ func TestARecordingIsSentUntilItIsStopped(t *testing.T) {
 			Device:   pagecache.OnCPU, Off: i % 4096, Len: 1, Size: -1, Began: time.Now(),
 		})
 	}
-	require.Equal(t, syscall.EBUSY, s.connect().call(frame(record, 1, s.statusToken())).errno(), "one at a time")
+	require.Equal(t, syscall.EBUSY, s.connect().call(frame(record, 1, s.statusToken())).errno(), "only one recording at a time")
 	c.send(frame(stop, 6, uint64(5)))
 	var stopped, ended bool
 	for !stopped || !ended {
@@ -68,7 +68,7 @@ func TestARecordingIsSentUntilItIsStopped(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 100_000, uint64(got.Accesses())+got.Lost)
 	require.Nil(t, cache.Recording())
-	require.Equal(t, syscall.EINVAL, c.call(frame(stop, 7, uint64(5))).errno(), "it has ended")
+	require.Equal(t, syscall.EINVAL, c.call(frame(stop, 7, uint64(5))).errno(), "the recording has ended")
 	require.NotEmpty(t, c.begins(s, 5), "and another may begin")
 }
 
@@ -85,7 +85,7 @@ func TestARecordingEndsWithItsClient(t *testing.T) {
 func TestWhatRecordIsRefusedFor(t *testing.T) {
 	s, _ := recorder(t)
 	c := s.connect()
-	require.Equal(t, syscall.EACCES, c.call(frame(record, 1, s.token())).errno(), "a file's token")
+	require.Equal(t, syscall.EACCES, c.call(frame(record, 1, s.token())).errno(), "the token is for a file")
 	require.Equal(t, syscall.EACCES, c.call(frame(record, 1, [16]byte{1})).errno())
 	require.Equal(t, syscall.EINVAL, c.call(frame(stop, 1, uint64(9))).errno())
 	without := start(t, &controltest.Cache{})

@@ -15,10 +15,10 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// begin checks a request and starts the goroutine that carries it out. An error ends the connection.
+// begin checks a request, and starts the goroutine that serves it. An error ends the connection.
 func (s *session) begin(h header, body []byte) error {
 	if h.typ&replyBit != 0 || h.typ == typeHello {
-		return breach(h.id, "frame type %#x is no request", uint16(h.typ))
+		return breach(h.id, "frame type %#x is not a request", uint16(h.typ))
 	}
 	if h.id == 0 {
 		return breach(h.id, "request id 0")
@@ -52,13 +52,13 @@ func (s *session) begin(h header, body []byte) error {
 		if h.typ == typeUse {
 			s.forgetExpected(h.id)
 		}
-		return s.reply(h.id, result{}, failure(syscall.EAGAIN, "more than %d requests at once", s.server.opts.MaxRequests))
+		return s.reply(h.id, result{}, failure(syscall.EAGAIN, "there are %d requests already", s.server.opts.MaxRequests))
 	}
-	// A free id and no free slot means that answers wait to be read. So does the reader then, until they are or the
-	// write timeout closes the connection.
+	// If an id is free but no slot is, the client has not read its answers. Then the reader waits until it has, or
+	// until the write timeout closes the connection.
 	s.slots <- struct{}{}
 	if s.user.slots != nil {
-		select { // whoever has too many requests under way waits for them
+		select { // users with too many running requests wait here
 		case s.user.slots <- struct{}{}:
 		case <-s.ctx.Done():
 			<-s.slots
@@ -79,7 +79,7 @@ func (s *session) begin(h header, body []byte) error {
 	return nil
 }
 
-// parse returns what carries the request out. The work copies what it needs of body.
+// parse returns the function that serves the request. The function copies what it needs of body.
 func (s *session) parse(h header, body []byte) (work func(requestID), err error) {
 	switch h.typ {
 	case typeMap:
@@ -147,11 +147,11 @@ func (s *session) parse(h header, body []byte) (work func(requestID), err error)
 		return func(id requestID) { s.finish(id, result{}, nil) }, s.version.wantBody(body, 0)
 	}
 	return func(id requestID) {
-		s.finish(id, result{}, failure(syscall.ENOSYS, "this gaiafs knows no request of type %d", h.typ))
+		s.finish(id, result{}, failure(syscall.ENOSYS, "this gaiafs does not know requests of type %d", h.typ))
 	}, nil
 }
 
-// requestError is a failure with a text for the client's user.
+// requestError is an error with a text for the client's user.
 type requestError struct {
 	errno syscall.Errno
 	text  string
@@ -164,7 +164,7 @@ func failure(errno syscall.Errno, format string, args ...any) error {
 	return &requestError{errno, fmt.Sprintf(format, args...)}
 }
 
-// errnoOf finds the errno that err wraps. EIO stands for an error without one.
+// errnoOf returns the errno that err wraps, or EIO if there is none.
 func errnoOf(err error) syscall.Errno {
 	var errno syscall.Errno
 	switch {
@@ -179,12 +179,12 @@ func errnoOf(err error) syscall.Errno {
 	return syscall.EIO
 }
 
-// finish frees the request id and then answers: a client that got the answer may use the id again. done is what a
-// request that succeeded has to say.
+// finish frees the request id and then answers, so that a client with the answer may use the id again. done is the
+// answer of a request that succeeded.
 func (s *session) finish(id requestID, done result, err error) {
 	s.forget(id)
 	if s.ctx.Err() != nil && errors.Is(err, context.Canceled) {
-		return // cut short because the session ends, which the client learns from the socket
+		return // the session ends, as the client learns from the socket
 	}
 	// A failed write closed the connection, which the reader notices.
 	_ = s.reply(id, done, err)
@@ -196,7 +196,7 @@ func (s *session) forget(id requestID) {
 	delete(s.running, id)
 }
 
-// reply answers with done, or with why the request failed.
+// reply answers with done, or with err.
 func (s *session) reply(id requestID, done result, err error) error {
 	if err != nil {
 		done = result{errno: uint32(errnoOf(err)), text: err.Error()}
@@ -204,13 +204,13 @@ func (s *session) reply(id requestID, done result, err error) error {
 	return s.send(appendFrame(nil, typeResult, 0, id, done.append), nil)
 }
 
-// serveMap makes a mapping and sends it with its descriptors.
+// serveMap makes a mapping, and sends it with its descriptors.
 func (s *session) serveMap(id requestID, r mapRequest) {
 	m, reply, err := s.openMapping(r)
 	s.sendMapping(id, m, reply, err)
 }
 
-// sendMapping answers with a mapping and its descriptors, or with why there is none.
+// sendMapping answers with a mapping and its descriptors, or with err.
 func (s *session) sendMapping(id requestID, m *openMap, reply mapped, err error) {
 	if err != nil {
 		s.finish(id, result{}, err)
@@ -249,7 +249,7 @@ func (s *session) sendMapping(id requestID, m *openMap, reply mapped, err error)
 	}
 }
 
-// redeem returns what a token was granted for. It is used up, whatever else is wrong with the request.
+// redeem returns the file that a token was granted for. The token is used up, even if the request is refused later.
 func (s *session) redeem(token [tokenSize]byte) (pagecache.Source, error) {
 	src, ok := s.server.tokens.redeem(token)
 	if !ok || src == nil {
@@ -258,7 +258,7 @@ func (s *session) redeem(token [tokenSize]byte) (pagecache.Source, error) {
 	return src, nil
 }
 
-// openMapping redeems the token and adds a mapping to the session, held for the caller.
+// openMapping redeems the token, and adds a mapping to the session. The caller holds the mapping.
 func (s *session) openMapping(r mapRequest) (*openMap, mapped, error) {
 	src, err := s.redeem(r.token)
 	if err != nil {
@@ -299,11 +299,12 @@ func (s *session) openMapping(r mapRequest) (*openMap, mapped, error) {
 	return m, reply, err
 }
 
-// addMapping adds m to the session, held for the caller, with the Mapping that open returns. It refuses one too many.
+// addMapping adds m, with the Mapping that open returns, to the session. The caller holds m. ENOMEM if there are too
+// many.
 func (s *session) addMapping(m *openMap, open func() (Mapping, error)) (*openMap, mapped, error) {
 	if s.statusOnly {
 		return nil, mapped{}, failure(syscall.EUSERS,
-			"too many clients are connected: this connection is good for the status only")
+			"too many clients are connected: this connection can only be used for the status")
 	}
 	s.mu.Lock()
 	full, draining := s.openLocked() >= s.server.opts.MaxMappings, s.server.draining.Load()
@@ -315,7 +316,7 @@ func (s *session) addMapping(m *openMap, open func() (Mapping, error)) (*openMap
 		return nil, mapped{}, failure(syscall.ESHUTDOWN, "the file system is being unmounted")
 	}
 	if full {
-		return nil, mapped{}, failure(syscall.ENOMEM, "this process has %d mappings and open brackets already",
+		return nil, mapped{}, failure(syscall.ENOMEM, "this process already has %d mappings and open brackets",
 			s.server.opts.MaxMappings)
 	}
 	if err := s.reserveMapping(); err != nil {
@@ -345,7 +346,7 @@ func (s *session) addMapping(m *openMap, open func() (Mapping, error)) (*openMap
 	return m, mapped{mapping: id, kind: uint32(d.Kind), device: uint32(d.Ordinal), uuid: d.UUID}, nil
 }
 
-// checkMap refuses what the page cache must not be asked, and what the descriptor gives no right to.
+// checkMap refuses arguments that the page cache must not see, and access that the descriptor does not allow.
 func checkMap(r mapRequest, src pagecache.Source) error {
 	switch {
 	case r.off < 0 || r.off%page.Size != 0:
@@ -369,7 +370,7 @@ func checkMap(r mapRequest, src pagecache.Source) error {
 	return nil
 }
 
-// checkPlace refuses flags and devices that there cannot be, of a mapping or a view.
+// checkPlace refuses unknown flags and impossible devices, for mappings and views.
 func checkPlace(flags, device, kind uint32, uuid [uuidSize]byte) error {
 	switch {
 	case flags&^(mapLazy|mapLaunder|mapMovable|mapLargeMovable) != 0:
@@ -382,7 +383,7 @@ func checkPlace(flags, device, kind uint32, uuid [uuidSize]byte) error {
 	return nil
 }
 
-// homeSize returns the size of the file at home, or -1 where home does not say.
+// homeSize returns the size of the file at home, or -1 if home does not tell.
 func homeSize(src pagecache.Source) int64 {
 	home, err := src.OpenHome(false)
 	if err != nil {
@@ -396,7 +397,7 @@ func homeSize(src pagecache.Source) int64 {
 	return sig.Size
 }
 
-// serveRange carries out ACQUIRE, RELEASE, SYNC and ADVISE. note is for the client's user, where that succeeded.
+// serveRange serves ACQUIRE, RELEASE, SYNC and ADVISE. note is for the client's user, if the request succeeded.
 func (s *session) serveRange(typ frameType, r rangeRequest) (pages int64, note string, err error) {
 	m, ok := s.use(r.mapping)
 	if !ok {
@@ -409,14 +410,14 @@ func (s *session) serveRange(typ frameType, r rangeRequest) (pages int64, note s
 	return pages, noteOf(m), nil
 }
 
-// noteOf is what a client's user should know of the releases of m that came before.
+// noteOf returns what a client's user should know about earlier releases of m.
 func noteOf(m *openMap) string {
 	past := m.TakePastEnd()
 	if past == 0 {
 		return ""
 	}
 	return fmt.Sprintf("stores past the end of the file are not kept (pages: %d): "+
-		"make the file as long as what is mapped, with ftruncate, before", past)
+		"first make the file as long as the mapping, with ftruncate", past)
 }
 
 func (s *session) serveRangeOf(m *openMap, typ frameType, r rangeRequest) (pages int64, err error) {
@@ -471,8 +472,8 @@ func (s *session) serveUnmap(id mappingID) (note string, err error) {
 	return noteOf(m), nil
 }
 
-// redeemMount reports whether a token is good for the mount. Root and the user who mounted need none, since the
-// mountpoint may not be where they can open it: for them a token of zeros will do.
+// redeemMount reports whether a token is valid for the mount. Root and the user who mounted may use a token of zeros,
+// because the mountpoint may be somewhere that they cannot open.
 func (s *session) redeemMount(token [tokenSize]byte) bool {
 	if !s.ordinary && token == [tokenSize]byte{} {
 		return true
@@ -481,8 +482,8 @@ func (s *session) redeemMount(token [tokenSize]byte) bool {
 	return ok && src == nil
 }
 
-// serveStatus sends the status in as many frames as it takes. One at a time in a session, since it may be large; the
-// next may come as soon as the client has read the last frame.
+// serveStatus sends the status in as many frames as it takes. A session may ask for one status at a time, because it
+// may be large. It may ask for the next one as soon as it has read the last frame.
 func (s *session) serveStatus(id requestID, token [tokenSize]byte) {
 	if !s.redeemMount(token) {
 		s.finish(id, result{}, failure(syscall.EACCES, "the token is not valid, or no longer"))
@@ -508,8 +509,7 @@ func (s *session) serveStatus(id requestID, token [tokenSize]byte) {
 	_ = s.sendDocument(id, 0, last)
 }
 
-// sendStatus sends all of the status but the last frame, which it returns. A client that does not listen gets no more
-// of it.
+// sendStatus sends all frames of the status except the last, which it returns. It stops if the client does not read.
 func (s *session) sendStatus(id requestID) (last []byte, err error) {
 	if s.server.opts.Status == nil {
 		return nil, failure(syscall.ENOTSUP, "this server has no status")

@@ -17,52 +17,51 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/live"
 )
 
-// Options configures a Server. Cache and Socket are required; a zero number stands for its default.
+// Options configures a Server. Cache and Socket are required; a number that is zero means its default.
 type Options struct {
-	// Socket is the absolute path of the socket, at most 103 bytes. Its directory is made where it is missing.
+	// Socket is the absolute path of the socket, at most 103 bytes. Its directory is made if it is missing.
 	Socket string
-	// AllowOther lets other users connect. What they may map is still decided by their descriptors.
+	// AllowOther lets other users connect. Their descriptors still decide what they may map.
 	AllowOther bool
 	// Cache makes the mappings.
 	Cache Cache
-	// Status returns what `gaiafs status` shows to somebody; it is marshalled to JSON. Nil: requests for it fail with
-	// ENOTSUP.
+	// Status returns the status for a viewer, which is marshalled to JSON. Nil: requests for it fail with ENOTSUP.
 	Status func(Viewer) any
-	// End ends the mount on a client's behalf, and returns when it has said its last word or ctx ends. An error is for
-	// a client to whom nothing was said yet. Nil: requests for it fail with ENOTSUP.
+	// End ends the mount on a client's behalf. It returns when it has said everything, or when ctx ends. Its error is
+	// for a client that it has not told anything yet. Nil: such requests fail with ENOTSUP.
 	End func(ctx context.Context, r EndRequest) error
-	// Record begins a recording of the mount's accesses. Nil: requests for it fail with ENOTSUP.
+	// Record begins a recording of the mount's accesses. Nil: such requests fail with ENOTSUP.
 	Record func() (*pagecache.Recording, error)
-	// File answers a FILE; what it returns is marshalled to JSON. Its errors wrap a syscall.Errno, and their text is
-	// shown to the client's user. Nil: such requests fail with ENOTSUP.
+	// File answers a FILE; its result is marshalled to JSON. Its errors wrap a syscall.Errno; their text is shown to
+	// the client's user. Nil: such requests fail with ENOTSUP.
 	File func(context.Context, FileRequest) (any, error)
-	// Profile makes a profile of this process, for so long where it is one over time. Nil: requests for it fail with
-	// ENOTSUP.
+	// Profile makes a profile of this process. length applies to kinds that record for a time. Nil: such requests fail
+	// with ENOTSUP.
 	Profile func(ctx context.Context, kind ProfileKind, length time.Duration) ([]byte, error)
-	// Live shows what goes on to those who watch. Nil: requests for it fail with ENOTSUP.
+	// Live shows events to watchers. Nil: requests to watch fail with ENOTSUP.
 	Live *live.Feed
-	// Set changes settings, all of them or none, and answers with a JSON document of all. Its errors wrap a
-	// syscall.Errno, and their text is shown to the client's user. Nil: such requests fail with ENOTSUP.
+	// Set changes settings, all of them or none, and returns a JSON document of all settings. Its errors wrap a
+	// syscall.Errno; their text is shown to the client's user. Nil: such requests fail with ENOTSUP.
 	Set func(context.Context, SetRequest) ([]byte, error)
-	// Log gets sessions at debug level, and refusals and failures above it. Nil: slog.Default.
+	// Log gets sessions at debug level, and refusals and failures at higher levels. Nil: slog.Default.
 	Log *slog.Logger
 
-	// MaxSessions bounds the connections of all users, by default 4096. A user other than the daemon's own and root
-	// gets at most a quarter of them, all such users together seven eighths.
+	// MaxSessions bounds the connections of all users, by default 4096. A user other than root and the daemon's own
+	// gets at most a quarter of them; all such users together get at most seven eighths.
 	MaxSessions int
-	// MaxRequests bounds the requests that run at once in a session, by default 128.
+	// MaxRequests bounds the running requests of a session, by default 128.
 	MaxRequests int
-	// MaxMappings bounds the mappings and open brackets of a session, by default 65536, and those of all sessions of a
-	// user other than the daemon's own and root.
+	// MaxMappings bounds the mappings and open brackets of a session, by default 65536. For users other than root and
+	// the daemon's own it also bounds those of all the user's sessions together.
 	MaxMappings int
-	// HandshakeTimeout is how long a connection may say nothing, by default 5 s.
+	// HandshakeTimeout is how long a new connection may stay silent, by default 5 s.
 	HandshakeTimeout time.Duration
-	// WriteTimeout is how long a client may not read while a frame waits for it, by default 10 s.
+	// WriteTimeout is how long a frame may wait for a client that does not read, by default 10 s.
 	WriteTimeout time.Duration
-	// TokenLife is how long a grant may be redeemed, by default 30 s.
+	// TokenLife is how long a grant can be redeemed, by default 30 s.
 	TokenLife time.Duration
 
-	// privileged says which users have no limits of their own. Nil: root and the daemon's.
+	// privileged reports whether a user has no limits. Nil: root and the daemon's user.
 	privileged func(uid uint32) bool
 }
 
@@ -91,19 +90,19 @@ func (o *Options) setDefaults() {
 	}
 }
 
-// Grant is what a client needs to reach the server with a right to one open file: the answer of the ioctl.
+// Grant is the answer of the ioctl: what a client needs to reach the server with a right to one open file.
 type Grant struct {
 	Token  [16]byte
 	Socket string
 }
 
-// Stats counts what a Server holds now.
+// Stats counts what a Server holds at the moment.
 type Stats struct {
 	Sessions int
 	Mappings int
-	// Attentive is the number of sessions whose clients hear what the daemon says first.
+	// Attentive is the number of sessions whose clients read what the daemon sends first.
 	Attentive int
-	// Tokens is the number of grants given and neither redeemed nor forgotten.
+	// Tokens is the number of grants that are neither redeemed nor forgotten.
 	Tokens int
 }
 
@@ -111,23 +110,23 @@ type Stats struct {
 type Server struct {
 	opts     Options           // immutable
 	listener *net.UnixListener // immutable
-	link     string            // what Announce made; set before the Server is used by others
+	link     string            // the link that Announce made; set before others use the Server
 	tokens   *tokens
 	ctx      context.Context // ends with Close
 	cancel   context.CancelFunc
 	work     sync.WaitGroup // the accepting goroutine and the sessions
-	draining atomic.Bool    // no mapping is made any more
+	draining atomic.Bool    // no more mappings are made
 	endings  atomic.Uint64  // sessions that have ended
 
 	mu       sync.Mutex
 	sessions map[*session]struct{} // guarded by mu
-	users    map[uint32]*user      // those who have sessions; guarded by mu
+	users    map[uint32]*user      // users that have sessions; guarded by mu
 	ordinary int                   // sessions of users who are not privileged; guarded by mu
 	closed   bool                  // guarded by mu
 }
 
-// Listen binds the socket and begins to serve. A socket that a killed daemon left is replaced; one that is listened
-// on is refused with EADDRINUSE.
+// Listen binds the socket and starts to serve. It replaces a socket that a killed daemon left. EADDRINUSE if a daemon
+// listens on it.
 func Listen(o Options) (*Server, error) {
 	o.setDefaults()
 	if o.Cache == nil {
@@ -149,11 +148,11 @@ func Listen(o Options) (*Server, error) {
 	return s, nil
 }
 
-// Socket returns the path that clients connect to.
+// Socket returns the path of the socket.
 func (s *Server) Socket() string { return s.opts.Socket }
 
-// Grant makes a single-use token for the open file src, for which the user uid asks. It is called by the ioctl, does
-// not block, and keeps src until the token is redeemed or expires. ESHUTDOWN after Close.
+// Grant makes a single-use token for the open file src on behalf of user uid. The ioctl calls it. It does not block,
+// and keeps src until the token is redeemed or expires. ESHUTDOWN after Close.
 func (s *Server) Grant(src pagecache.Source, uid uint32) (Grant, error) {
 	if src == nil {
 		return Grant{}, syscall.EINVAL
@@ -161,7 +160,7 @@ func (s *Server) Grant(src pagecache.Source, uid uint32) (Grant, error) {
 	return s.grant(src, uid)
 }
 
-// GrantStatus makes a single-use token for the status, as Grant does for a file.
+// GrantStatus makes a single-use token for the mount's status, as Grant does for a file.
 func (s *Server) GrantStatus(uid uint32) (Grant, error) { return s.grant(nil, uid) }
 
 func (s *Server) grant(src pagecache.Source, uid uint32) (Grant, error) {
@@ -176,7 +175,7 @@ func (s *Server) grant(src pagecache.Source, uid uint32) (Grant, error) {
 	return Grant{Token: token, Socket: s.opts.Socket}, nil
 }
 
-// Stats returns a snapshot.
+// Stats returns a snapshot of the counts.
 func (s *Server) Stats() Stats {
 	st := Stats{Tokens: s.tokens.count()}
 	for _, ses := range s.snapshot() {
@@ -199,7 +198,8 @@ func (s *Server) snapshot() []*session {
 	return all
 }
 
-// Close removes the socket, ends every session and waits until their mappings are unmapped. It is idempotent.
+// Close removes the socket, ends every session, and waits until all mappings are unmapped. It may be called more than
+// once.
 func (s *Server) Close() error {
 	s.mu.Lock()
 	first := !s.closed
@@ -210,7 +210,7 @@ func (s *Server) Close() error {
 		s.tokens.close()
 		err = s.listener.Close()
 		if s.link != "" {
-			_ = os.Remove(s.link) // what stays leads nowhere
+			_ = os.Remove(s.link) // what is left, if this fails, leads nowhere
 		}
 		s.cancel()
 		for _, ses := range s.snapshot() {
@@ -221,7 +221,7 @@ func (s *Server) Close() error {
 	return err
 }
 
-// accept takes connections until Close. Where the machine is out of descriptors or memory it waits and goes on.
+// accept accepts connections until Close. If the machine is out of descriptors or memory, it waits and tries again.
 func (s *Server) accept() {
 	const firstWait, longestWait = 5 * time.Millisecond, time.Second
 	wait := firstWait
@@ -231,7 +231,7 @@ func (s *Server) accept() {
 		switch {
 		case err == nil:
 			if short {
-				s.opts.Log.Info("control: accepts connections again")
+				s.opts.Log.Info("control: accepting connections again")
 			}
 			short, wait = false, firstWait
 			s.start(conn)
@@ -243,7 +243,7 @@ func (s *Server) accept() {
 		}
 		if !short {
 			short = true
-			s.opts.Log.Error("control: cannot accept connections, will go on trying", "error", err)
+			s.opts.Log.Error("control: cannot accept connections, will keep trying", "error", err)
 		}
 		select {
 		case <-time.After(wait):
@@ -254,11 +254,11 @@ func (s *Server) accept() {
 	}
 }
 
-// start begins a session, or refuses the connection in one frame.
+// start begins a session, or refuses the connection with one frame.
 func (s *Server) start(conn *net.UnixConn) {
 	who, err := whoIs(conn)
 	if err != nil {
-		s.opts.Log.Warn("control: the process at the other end of a connection is unknown", "error", err)
+		s.opts.Log.Warn("control: cannot tell which process has connected", "error", err)
 		conn.Close()
 		return
 	}
@@ -276,7 +276,7 @@ func (s *Server) start(conn *net.UnixConn) {
 	ses.refuse(syscall.EUSERS, why)
 }
 
-// whoIs returns who made the connection, as the kernel saw it at connect.
+// whoIs returns the process that made the connection, as the kernel saw it at connect.
 func whoIs(conn *net.UnixConn) (unix.Ucred, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {

@@ -74,7 +74,7 @@ func TestSilentClientIsDropped(t *testing.T) {
 	s.waitSessions(0)
 }
 
-// A client that goes, killed or not, is nothing to warn of, wherever that is noticed.
+// A client that goes, killed or not, is not worth a warning, wherever its end is noticed.
 func TestClientThatGoesAtOnce(t *testing.T) {
 	s := start(t, &controltest.Cache{})
 	for i := range 100 {
@@ -139,7 +139,7 @@ func TestUnknownRequestIsAnswered(t *testing.T) {
 	require.Zero(t, c.call(frame(ping, 6)).errno())
 }
 
-// A UUID names the device whatever the number says, and the reply says which it is.
+// A UUID takes precedence over the device's number, and the reply has the number.
 func TestDeviceByUUID(t *testing.T) {
 	s := start(t, &controltest.Cache{Devices: 2, Kind: 2, UUIDs: []gpubackend.UUID{{1}, {15: 9}}})
 	c := s.dial()
@@ -265,8 +265,8 @@ func TestTokensThatAreRefused(t *testing.T) {
 	require.Equal(t, syscall.EACCES, c.call(mapFrame(2, closed.Token, 1, 0, 1)).errno(), "descriptor closed")
 	require.Equal(t, syscall.EACCES, c.call(mapFrame(2, forStatus.Token, 1, 0, 1)).errno(),
 		"a status token is for the status")
-	require.Equal(t, syscall.EACCES, c.call(frame(status, 2, s.token())).errno(), "a file's token is not")
-	require.Equal(t, syscall.EACCES, c.call(frame(status, 2, forStatus.Token)).errno(), "and was used up")
+	require.Equal(t, syscall.EACCES, c.call(frame(status, 2, s.token())).errno(), "a file's token is not valid for the status")
+	require.Equal(t, syscall.EACCES, c.call(frame(status, 2, forStatus.Token)).errno(), "and it was used up")
 }
 
 func TestTokenOfTwoRivals(t *testing.T) {
@@ -315,7 +315,7 @@ func TestStatusComesInChunks(t *testing.T) {
 	require.Equal(t, `"`+string(long)+`"`, string(doc))
 }
 
-// A client that has a status may ask for the next at once.
+// A client that has a status may ask for the next one at once.
 func TestStatusAfterStatus(t *testing.T) {
 	s := start(t, &controltest.Cache{})
 	c := s.connect()
@@ -445,10 +445,10 @@ func TestListenRefusesWhatItCannotServe(t *testing.T) {
 	require.ErrorIs(t, err, syscall.EADDRINUSE)
 	_, err = s.Grant(nil, 0)
 	require.ErrorIs(t, err, syscall.EINVAL)
-	var _ net.Conn = s.connect().conn // it still serves
+	var _ net.Conn = s.connect().conn // the server still serves
 }
 
-// TestPrograms: a process is named once, with what all of its connections map and asked for.
+// TestPrograms: a process is listed once, with the mappings and requests of all its connections.
 func TestPrograms(t *testing.T) {
 	s := start(t, &controltest.Cache{})
 	require.Empty(t, s.Programs())
@@ -463,10 +463,10 @@ func TestPrograms(t *testing.T) {
 	require.Zero(t, second.call(frame(unmap, 3, m)).errno())
 	first.close()
 	s.waitSessions(1)
-	require.Empty(t, s.Programs(), "who maps nothing is left out")
+	require.Empty(t, s.Programs(), "processes that map nothing are left out")
 }
 
-// TestWhatIsLeftIsAbandoned: what a client unmapped is not, what it left is.
+// TestWhatIsLeftIsAbandoned: mappings that a client left are abandoned; those that it unmapped are not.
 func TestWhatIsLeftIsAbandoned(t *testing.T) {
 	s := start(t, &controltest.Cache{})
 	c := s.connect()

@@ -9,45 +9,45 @@ import (
 	"time"
 )
 
-// The daemon speaks first on a client's second connection, the service connection: a client that waits for nothing on
-// its first one does not read there. A service connection counts in no limit of its user, since a session has one at
-// most. Nothing here waits for a client: what it is to be told waits in a short queue, and where that is full the
-// client is inattentive until it reads again. It is never cut off for it.
+// The daemon speaks first on a client's second connection, the service connection, because a client that waits for
+// nothing does not read its first one. A service connection counts toward no limit of its user, since each session has
+// at most one. Nothing here waits for a client: notices wait in a short queue. If the queue is full, the client counts
+// as inattentive until it reads again. It is never disconnected for that.
 
-// mostNotices bounds the notices that wait to be read by a client.
+// mostNotices bounds the notices that wait for a client to read them.
 const mostNotices = 64
 
-// errInattentive says that a client does not read what it is told, for the time being.
+// errInattentive means that a client does not read its notices at the moment.
 var errInattentive = errors.New("the client does not read")
 
-// errServiceEnded says that a client has no service connection any more.
+// errServiceEnded means that a client has no service connection any more.
 var errServiceEnded = errors.New("the service connection ended")
 
-// notice is a frame that nobody asked for.
+// notice is a frame that the daemon sends without being asked.
 type notice struct {
 	typ  frameType
 	id   requestID // 0: no answer is wanted
 	body func([]byte) []byte
-	file *os.File // travels beside, and is closed when it has, or when it never will. nil: none
+	file *os.File // sent with the frame; closed after that, or if it is never sent. nil: none
 }
 
 // service is the daemon's end of a service connection. Its methods may be called from any goroutine.
 type service struct {
 	ses  *session      // the connection
-	wake chan struct{} // has an element where the queue may have something; of capacity 1
+	wake chan struct{} // has an element if the queue may have something; capacity 1
 	over chan struct{} // closed when the connection ends
 
 	mu     sync.Mutex
 	queue  []notice                    // guarded by mu
-	asked  map[requestID]chan<- answer // those who wait; each has room for its answer. Guarded by mu
+	asked  map[requestID]chan<- answer // the requests that wait; each channel has room for its answer. Guarded by mu
 	lastID requestID                   // guarded by mu
-	// attentive says that the client has answered, and reads what it is told; checking that a CHECK finds out.
-	// Guarded by mu.
+	// attentive means that the client has answered, and reads its notices. checking means that a CHECK is finding that
+	// out. Guarded by mu.
 	attentive, checking bool
-	ended               bool // nothing is sent any more. Guarded by mu
+	ended               bool // nothing is sent any more; guarded by mu
 }
 
-// negotiate serves FEATURES and ATTACH, which change how the reader goes on. It is the reader's.
+// negotiate serves FEATURES and ATTACH, which change how the reader goes on. Only the reader calls it.
 func (s *session) negotiate(h header, body []byte) error {
 	s.mu.Lock()
 	_, twice := s.running[h.id]
@@ -62,7 +62,7 @@ func (s *session) negotiate(h header, body []byte) error {
 			return breach(h.id, "%v", err)
 		}
 		if busy && tenant != "" {
-			return s.reply(h.id, result{}, failure(syscall.EINVAL, "a tenant is named before anything else is asked for"))
+			return s.reply(h.id, result{}, failure(syscall.EINVAL, "the tenant must be named before any other request"))
 		}
 		if err = s.choose(f); err == nil {
 			s.tenant = tenant
@@ -79,7 +79,7 @@ func (s *session) negotiate(h header, body []byte) error {
 	return s.attach(h.id, key)
 }
 
-// choose takes the features that the client uses.
+// choose sets the features that the client uses.
 func (s *session) choose(f features) error {
 	switch {
 	case s.chosen != 0:
@@ -96,7 +96,8 @@ func (s *session) choose(f features) error {
 	return nil
 }
 
-// attach makes this connection the service connection of the session with the key, which has to be of the same process.
+// attach makes this connection the service connection of the session with the key, which must belong to the same
+// process.
 func (s *session) attach(id requestID, key sessionKey) error {
 	var main *session
 	for _, other := range s.server.snapshot() {
@@ -138,7 +139,7 @@ func (s *session) attach(id requestID, key sessionKey) error {
 	return nil
 }
 
-// endService ends the session's service connection, or its being one.
+// endService ends the session's service connection. If the session is a service connection itself, it detaches it.
 func (s *session) endService() {
 	if s.main != nil {
 		s.main.mu.Lock()
@@ -159,7 +160,7 @@ func (s *session) endService() {
 	}
 }
 
-// serveAnswers reads what a client answers on its service connection. It never returns nil.
+// serveAnswers reads the client's answers on its service connection. It never returns nil.
 func (s *session) serveAnswers(buf []byte) error {
 	s.main.mu.Lock()
 	v := s.main.service
@@ -186,14 +187,14 @@ func (v *service) answered(id requestID, a answer) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if id == 0 || id > v.lastID {
-		return breach(id, "answer to a notice that there was not")
+		return breach(id, "answer to a notice that was never sent")
 	}
 	v.attentive = v.attentive || len(v.queue) == 0
 	if to := v.asked[id]; to != nil {
 		delete(v.asked, id)
 		to <- a
 	}
-	return nil // one that nobody waits for any more is late, and no breach
+	return nil // an answer that nobody waits for any more is late, but no breach
 }
 
 // tell queues a notice. It does not wait.
@@ -203,7 +204,7 @@ func (v *service) tell(n notice) error {
 	return v.tellLocked(n)
 }
 
-// tellLocked is tell; v.mu is held.
+// tellLocked is tell with v.mu held.
 func (v *service) tellLocked(n notice) error {
 	var err error
 	switch {
@@ -228,7 +229,7 @@ func (n notice) close() {
 	}
 }
 
-// ask queues a notice. wait waits for its answer until its ctx ends, and may be called again then.
+// ask queues a notice. wait waits for the answer until its ctx ends; it may then be called again.
 func (v *service) ask(n notice) (wait func(ctx context.Context) (answer, error), err error) {
 	got := make(chan answer, 1)
 	v.mu.Lock()
@@ -251,25 +252,26 @@ func (v *service) ask(n notice) (wait func(ctx context.Context) (answer, error),
 	}, err
 }
 
-// late notes that an answer did not come in time: the client is inattentive until it answers after all.
+// late notes that an answer did not come in time. The client is inattentive until it answers after all.
 func (v *service) late() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.attentive = false
 }
 
-// begin has a goroutine do something that the end of the connection waits for. It reports false where that has begun.
+// begin runs work in a goroutine that the end of the connection waits for. It reports false if the connection is
+// ending.
 func (v *service) begin(work func()) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.ended {
 		return false
 	}
-	v.ses.requests.Go(work) // write is one of these, and has not ended
+	v.ses.requests.Go(work) // write is one of these goroutines, and has not ended
 	return true
 }
 
-// end closes what will not be sent any more.
+// end closes the notices that will not be sent any more.
 func (v *service) end() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -280,7 +282,7 @@ func (v *service) end() {
 	v.queue = nil
 }
 
-// write sends what is queued, for as long as the client takes.
+// write sends queued notices, for as long as the client accepts them.
 func (v *service) write() {
 	defer v.end()
 	for {
@@ -294,7 +296,7 @@ func (v *service) write() {
 		lapsed := !more && !v.attentive && !v.checking
 		v.checking = v.checking || lapsed
 		v.mu.Unlock()
-		if lapsed { // it has taken everything: does it answer, too?
+		if lapsed { // the client has read everything: does it answer, too?
 			v.ses.requests.Go(v.check)
 		}
 		if !more {
@@ -317,7 +319,7 @@ func (v *service) write() {
 	}
 }
 
-// check asks the client whether it reads. Its answer makes it attentive.
+// check asks the client whether it reads. An answer makes it attentive.
 func (v *service) check() {
 	if wait, err := v.ask(notice{typ: typeCheck}); err == nil {
 		_, _ = wait(v.ses.ctx)
@@ -325,10 +327,10 @@ func (v *service) check() {
 	v.mu.Lock()
 	v.checking = false
 	v.mu.Unlock()
-	v.rouse() // more was queued meanwhile: then it is to be found out again
+	v.rouse() // if more was queued since, write has to check again
 }
 
-// rouse has write look at the queue.
+// rouse makes write look at the queue.
 func (v *service) rouse() {
 	select {
 	case v.wake <- struct{}{}:
@@ -336,7 +338,7 @@ func (v *service) rouse() {
 	}
 }
 
-// attends reports whether the session's client hears what the daemon says first.
+// attends reports whether the session's client reads what the daemon sends first.
 func (s *session) attends() bool {
 	s.mu.Lock()
 	v := s.service

@@ -14,7 +14,7 @@ import (
 	"github.com/gaiafs/gaiafs/control/controltest"
 )
 
-// connect2 dials and shakes hands in version 2. It returns the key of the session.
+// connect2 dials, and shakes hands in version 2. It returns the key of the session.
 func (s *server) connect2() (c *client, key [16]byte) {
 	s.t.Helper()
 	c = s.dial()
@@ -25,7 +25,7 @@ func (s *server) connect2() (c *client, key [16]byte) {
 	return c, [16]byte(r.body[40:])
 }
 
-// connectAll is a client as it should be: a main connection with all features, and a service connection.
+// connectAll makes a complete client: a main connection with all features, and a service connection.
 func (s *server) connectAll() (c, service *client) {
 	s.t.Helper()
 	c, key := s.connect2()
@@ -55,7 +55,7 @@ func TestFeatures(t *testing.T) {
 	require.Equal(t, syscall.EOPNOTSUPP, c.call(frame(choose, 1, uint64(1)<<40, uint64(0))).errno(), "not offered")
 	require.Zero(t, c.call(frame(choose, 1, uint64(1), uint64(0), uint64(77))).errno(), "longer than known")
 	require.Equal(t, syscall.EINVAL, c.call(frame(choose, 1, uint64(1), uint64(0))).errno(), "twice")
-	// What version 2 says of requests in general.
+	// What version 2 says about requests in general.
 	require.Zero(t, c.call(frame(ping, 2, uint64(0))).errno(), "longer than known")
 	flagged := frame(ping, 3)
 	binary.LittleEndian.PutUint16(flagged[6:], 4)
@@ -64,7 +64,7 @@ func TestFeatures(t *testing.T) {
 	require.Equal(t, syscall.ENOSYS, c.call(frame(answer, 5, uint64(0), uint64(0))).errno(),
 		"an answer on a main connection")
 
-	old := s.connect() // version 1 knows none of it
+	old := s.connect() // version 1 has none of this
 	require.Equal(t, syscall.ENOSYS, old.call(frame(choose, 1, uint64(1), uint64(0))).errno())
 	require.Equal(t, syscall.ENOSYS, old.call(frame(attach, 2, [16]byte{})).errno())
 	require.Zero(t, old.call(flagged).errno())
@@ -72,7 +72,7 @@ func TestFeatures(t *testing.T) {
 	require.Equal(t, syscall.EPROTO, old.ended().errno())
 }
 
-// An extent says itself what its memory is.
+// An extent has its own kind of memory.
 func TestExtentsOfVersion2(t *testing.T) {
 	s := start(t, &controltest.Cache{Extent: 4 * 4096})
 	c, _ := s.connect2()
@@ -86,17 +86,17 @@ func TestExtentsOfVersion2(t *testing.T) {
 		int64(0), int64(4*4096), uint32(1), uint32(1), uint64(1),
 		int64(4*4096), int64(4*4096), uint32(1), uint32(1), uint64(1))[16:], e.body)
 	c.send(frame(mapFile, 2, s.token(), uint32(0), uint32(3), uint32(0), uint32(256), int64(0), int64(1), [16]byte{}))
-	require.Equal(t, syscall.ENODEV, c.read().errno(), "a kind that there is not")
+	require.Equal(t, syscall.ENODEV, c.read().errno(), "an unknown kind")
 }
 
 func TestServiceConnection(t *testing.T) {
 	s := start(t, &controltest.Cache{})
 	c, service := s.connectAll()
-	require.Equal(t, control.Stats{Sessions: 1}, s.Stats(), "a service connection counts in no limit")
+	require.Equal(t, control.Stats{Sessions: 1}, s.Stats(), "a service connection counts toward no limit")
 	service.answerCheck()
 	s.waitAttentive(1)
 
-	// What is told waits for an answer or not.
+	// A notice may want an answer or not.
 	require.NoError(t, s.TellForTesting(7))
 	r := service.read()
 	require.Equal(t, uint16(0x4003), r.typ)
@@ -109,7 +109,7 @@ func TestServiceConnection(t *testing.T) {
 	require.Zero(t, c.call(frame(ping, 2)).errno(), "the main connection goes on without")
 }
 
-// Who is whose is not to be guessed, and is asked once.
+// A session's key cannot be guessed, and works once.
 func TestAttachIsRefused(t *testing.T) {
 	s := start(t, &controltest.Cache{})
 	c, key := s.connect2()
@@ -130,7 +130,7 @@ func TestAttachIsRefused(t *testing.T) {
 		time.Millisecond)
 	second.answerCheck()
 	s.waitAttentive(1)
-	// A second answer, and one to what was never asked.
+	// A second answer to a notice, and an answer to one that was never sent.
 	second.send(frame(answer, 1, uint32(0), uint32(0), uint64(0)))
 	second.send(frame(answer, 2, uint32(0), uint32(0), uint64(0)))
 	require.Equal(t, syscall.EPROTO, second.ended().errno())
@@ -153,7 +153,7 @@ func (c *client) mapOne2(s *server) {
 	require.Equal(c.t, uint16(extents), c.read().typ)
 }
 
-// The end of the main connection is the end of the service connection.
+// The service connection ends with the main connection.
 func TestServiceEndsWithItsClient(t *testing.T) {
 	s := start(t, &controltest.Cache{})
 	c, service := s.connectAll()
@@ -165,14 +165,14 @@ func TestServiceEndsWithItsClient(t *testing.T) {
 	s.waitMapped(0)
 }
 
-// A client that does not read what it is told is not attentive, is told no more than fits, and is never cut off.
+// A client that does not read its notices is inattentive. It gets no more notices than fit, and is never disconnected.
 func TestInattentiveClient(t *testing.T) {
 	s := start(t, &controltest.Cache{}, func(o *control.Options) { o.WriteTimeout = 50 * time.Millisecond })
 	c, service := s.connectAll()
 	service.answerCheck()
 	s.waitAttentive(1)
 	told := 0
-	// longer than a main connection has
+	// Longer than the timeout of a main connection.
 	for last, id := time.Now(), uint64(1); time.Since(last) < 100*time.Millisecond; id++ {
 		if s.TellForTesting(7) == nil {
 			told, last = told+1, time.Now()

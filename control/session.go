@@ -21,78 +21,78 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// session is one connection of a client. Its reader goroutine owns it; requests run in goroutines of their own, which
-// the reader waits for before it unmaps what is left.
+// session is one connection of a client. Its reader goroutine owns it. Requests run in their own goroutines. The reader
+// waits for them before it unmaps what is left.
 type session struct {
 	server *Server       // immutable
 	conn   *net.UnixConn // immutable
 	who    unix.Ucred    // the process at the other end; immutable
-	// cgroup and command are that process's when it connected; immutable.
+	// cgroup and command are the process's at connect; immutable.
 	cgroup, command string
 	asked           atomic.Int64 // requests so far
-	user            *user        // immutable, as are the two below: set before run
-	// ordinary says that the user has limits, statusOnly that there are too many sessions for this one to map anything.
+	user            *user        // immutable, as are the next three: set before run
+	// ordinary means that the user has limits. statusOnly means that there are too many sessions for this one to map
+	// anything.
 	ordinary, statusOnly bool
 	log                  *slog.Logger // immutable
 	ctx                  context.Context
 	cancel               context.CancelFunc
-	ended                chan struct{} // closed when the mappings are gone
-	// version and key are set by the handshake, before any request runs, and immutable afterwards.
+	ended                chan struct{} // closed when all mappings are unmapped
+	// The handshake sets version and key before any request runs. They are immutable afterwards.
 	version version
 	key     sessionKey
-	// chosen is the features that the client uses, main the session whose service connection this one is. They are the
-	// reader's.
+	// chosen is the features that the client uses. main is the session that this service connection serves; nil for
+	// others. Only the reader uses them.
 	chosen features
 	main   *session
-	// tenant is the name that the client gave its tenant with the features, "" for none. It is immutable once a request
-	// runs.
+	// tenant is the tenant's name that came with the features, "" for none. It is immutable once a request runs.
 	tenant string
-	// largeHeld says that the reader has user.large locked.
+	// largeHeld means that the reader has locked user.large.
 	largeHeld bool
 
 	requests sync.WaitGroup
-	// slots has an element for each request whose goroutine runs. A request frees its id just before its answer goes
-	// out, so that the client may use the id again, but its slot only afterwards: that is what bounds the goroutines
-	// of a client that does not read.
+	// slots has an element for each running request goroutine. A request frees its id just before it sends the answer,
+	// so that the client may use the id again. It frees its slot only after that. So slots bounds the goroutines of a
+	// client that does not read.
 	slots chan struct{}
 
-	writeMu sync.Mutex // held while one frame goes out
+	writeMu sync.Mutex // held while a frame is sent
 
 	mu          sync.Mutex
 	running     map[requestID]struct{} // guarded by mu
 	mappings    map[mappingID]*openMap // guarded by mu
 	lastMapping mappingID              // guarded by mu
 	reserved    int                    // mappings being made; guarded by mu
-	groups      map[groupID]Group      // those not released or aborted by a request; guarded by mu
+	groups      map[groupID]Group      // open groups; guarded by mu
 	lastGroup   groupID                // guarded by mu
 	inStatus    bool                   // a STATUS is being answered; guarded by mu
-	// recording is what RECORD began, recorder the request. Guarded by mu.
+	// recording is what a RECORD began, recorder that request's id. Guarded by mu.
 	recording *pagecache.Recording
 	recorder  requestID
-	// service is the client's service connection, serviceable says that it may make one. Guarded by mu.
+	// service is the client's service connection. serviceable means that it may open one. Guarded by mu.
 	service     *service
 	serviceable bool
-	serviced    chan struct{} // closed when there is a service connection; nil while nobody waits for it. Guarded by mu
-	// brackets are those that the client began. Guarded by mu.
+	serviced    chan struct{} // closed when there is a service connection; nil if nobody waits for it. Guarded by mu
+	// brackets has the open and expected brackets. Guarded by mu.
 	brackets map[bracketID]*openBracket
-	// doneWith is closed when those have ended that a DONE came for so far; nil: none came, or nobody waits for them,
-	// since a file hangs. Guarded by mu.
+	// doneWith is closed when all brackets have ended for which a DONE has come so far. nil: none came, or nobody waits
+	// for them because a file hangs. Guarded by mu.
 	doneWith chan struct{}
 }
 
-// openMap is a mapping of a session. Users are the requests and replies that need it; Unmap waits for them.
+// openMap is a mapping of a session. users counts the requests and replies that use it; Unmap waits for them.
 type openMap struct {
 	Mapping
 	files    []pagecache.FileID // immutable
 	length   int64              // immutable
 	writable bool               // immutable
 	client   *movingClient      // of a movable mapping; immutable
-	// users is added to under session.mu while the mapping is in the table, so that nobody joins once it is out.
+	// users is added to under session.mu while the mapping is in the table, so nobody joins after it is removed.
 	users sync.WaitGroup
 }
 
-// clip checks that the n bytes at off lie within the pages of the mapping and cuts them to its length. A range that
-// lies in the last page past the length becomes the last byte, which stands for its page.
+// clip checks that the n bytes at off lie within the pages of the mapping, and cuts them to its length. A range after
+// the length, in the last page, becomes the last byte, which stands for that page.
 func (m *openMap) clip(off, n int64) (int64, int64, bool) {
 	pages := page.Range{End: page.Count(m.length)}.Bytes()
 	if n == 0 || !rangeWithin(off, n, pages) {
@@ -120,7 +120,7 @@ func newSession(s *Server, conn *net.UnixConn, who unix.Ucred) *session {
 	return ses
 }
 
-// refuse tells a connection that gets no session why, without waiting, and closes it.
+// refuse tells a connection that gets no session the reason, without waiting, and closes it.
 func (s *session) refuse(errno syscall.Errno, why string) {
 	s.cancel()
 	s.conn.SetWriteDeadline(time.Now().Add(time.Second)) // an empty socket takes the frame at once
@@ -132,7 +132,7 @@ func errorFrame(id requestID, errno syscall.Errno, why string) []byte {
 	return appendFrame(nil, typeError, 0, id, result{errno: uint32(errno), text: why}.append)
 }
 
-// protocolError is a breach that ends the connection.
+// protocolError is a breach of the protocol. It ends the connection.
 type protocolError struct {
 	id    requestID
 	errno syscall.Errno
@@ -145,7 +145,7 @@ func breach(id requestID, format string, args ...any) error {
 	return &protocolError{id, syscall.EPROTO, fmt.Sprintf(format, args...)}
 }
 
-// run serves the connection until it ends and then unmaps what the client left.
+// run serves the connection until it ends, and then unmaps what the client left mapped.
 func (s *session) run() {
 	defer s.server.ended(s)
 	s.log.Debug("control: client connected")
@@ -158,7 +158,7 @@ func (s *session) run() {
 	case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, syscall.ECONNRESET),
 		errors.Is(err, syscall.EPIPE):
 		s.log.Debug("control: client went")
-	case errors.Is(err, os.ErrDeadlineExceeded): // send has said so
+	case errors.Is(err, os.ErrDeadlineExceeded): // send has logged it
 	default:
 		s.log.Warn("control: client dropped", "error", err)
 	}
@@ -170,7 +170,7 @@ func (s *session) run() {
 	s.unmapAll()
 }
 
-// serve reads requests. It never returns nil.
+// serve reads requests until an error, which it returns.
 func (s *session) serve() error {
 	buf := make([]byte, maxRequest)
 	if err := s.handshake(buf); err != nil {
@@ -204,7 +204,7 @@ func (s *session) handshake(buf []byte) error {
 		return err
 	}
 	if h.typ != typeHello {
-		return breach(h.id, "first frame has type %d, not HELLO", h.typ)
+		return breach(h.id, "the first frame has type %d, not HELLO", h.typ)
 	}
 	hi, err := decodeHello(body)
 	if err != nil {
@@ -235,7 +235,7 @@ func (s *session) read(buf []byte) (header, []byte, error) {
 	if flags&unix.MSG_TRUNC != 0 {
 		return header{}, nil, breach(0, "frame is larger than %d bytes", maxRequest)
 	}
-	if flags&unix.MSG_CTRUNC != 0 { // the kernel has closed them already
+	if flags&unix.MSG_CTRUNC != 0 { // the kernel has closed them
 		return header{}, nil, breach(0, "descriptors came with a request")
 	}
 	h, body, err := decodeHeader(buf[:n])
@@ -245,13 +245,13 @@ func (s *session) read(buf []byte) (header, []byte, error) {
 	return s.openLarge(h, body, files)
 }
 
-// send writes one frame, with descriptors that the caller keeps open until it returns. It waits at most the write
-// timeout; after a failure the connection is closed, since the client's idea of it is lost.
+// send writes one frame, with descriptors that the caller keeps open until it returns. It waits at most for the write
+// timeout. After a failure it closes the connection, because part of the protocol is lost.
 func (s *session) send(frame []byte, files []*os.File) error {
 	return s.sendBy(time.Now().Add(s.server.opts.WriteTimeout), frame, files)
 }
 
-// sendBy is send with another deadline; the zero Time is none.
+// sendBy is send with another deadline; the zero Time means none.
 func (s *session) sendBy(deadline time.Time, frame []byte, files []*os.File) error {
 	s.writeMu.Lock()
 	defer s.writeMu.Unlock()
@@ -289,7 +289,7 @@ func (s *session) sendBy(deadline time.Time, frame []byte, files []*os.File) err
 	return err
 }
 
-// openLocked counts what Options.MaxMappings limits: mappings, those that are about to be, and brackets. s.mu is held.
+// openLocked counts what Options.MaxMappings limits: mappings, mappings being made, and brackets. s.mu is held.
 func (s *session) openLocked() int { return len(s.mappings) + s.reserved + len(s.brackets) }
 
 func (s *session) mappingCount() int {
@@ -298,7 +298,7 @@ func (s *session) mappingCount() int {
 	return len(s.mappings)
 }
 
-// use returns a mapping of the session and holds it until its users.Done.
+// use returns a mapping of the session, and holds it until its users.Done.
 func (s *session) use(id mappingID) (*openMap, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -318,7 +318,8 @@ func (s *session) take(id mappingID) (*openMap, bool) {
 	return m, ok
 }
 
-// unmap ends a mapping taken out of the table. The server's end does not stop it: it is the implicit release.
+// unmap ends a mapping that was removed from the table. The end of the server does not stop it, because it is the
+// implicit release.
 func (s *session) unmap(m *openMap) error {
 	m.users.Wait()
 	defer s.dropMapping()

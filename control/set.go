@@ -7,9 +7,9 @@ import (
 	"syscall"
 )
 
-// SetRequest is a client's wish to change settings of the mount, or to be told of them where there are none.
+// SetRequest is a client's request to change settings of the mount or, without settings, to read them.
 type SetRequest struct {
-	// Settings are NAME=VALUE each.
+	// Settings has NAME=VALUE strings.
 	Settings []string
 	Viewer   Viewer
 }
@@ -39,7 +39,7 @@ func (v version) decodeSet(body []byte) (r setRequest, err error) {
 	return r, nil
 }
 
-// serveSet answers a SET. Only root and the user who mounted change something.
+// serveSet answers a SET. Only root and the user who mounted may change settings.
 func (s *session) serveSet(id requestID, r setRequest) {
 	doc, err := s.askSet(r)
 	s.finishDocument(id, doc, err)

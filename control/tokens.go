@@ -12,33 +12,33 @@ import (
 // tokenSize is the number of bytes in a token.
 const tokenSize = 16
 
-// Limits of the grants that wait to be redeemed. A client redeems within milliseconds, so a user who reaches one asks
-// for grants without end, and loses the oldest.
+// Limits of grants that wait to be redeemed. A client redeems a grant within milliseconds. So a user who reaches a
+// limit keeps asking without redeeming, and loses the oldest grants.
 const (
-	userTokens = 1 << 15 // of a user; root and the user who mounted count as one. A view takes one for each file
-	maxTokens  = 1 << 16 // of all other users together; beyond it whoever has most loses the oldest
+	userTokens = 1 << 15 // per user; root and the user who mounted count as one. A view takes one for each file
+	maxTokens  = 1 << 16 // of all other users together; beyond it, the user with the most grants loses the oldest
 )
 
 // privilegedUser stands for root and the user who mounted.
 const privilegedUser = -1
 
-// grantee is what a token stands for. A nil source is access to the status.
+// grantee is what a token gives access to: a file or, with a nil source, the status.
 type grantee struct {
 	source  pagecache.Source
 	user    int64
 	expires time.Time
 }
 
-// tokens is the table of grants that were given and not yet redeemed.
+// tokens is the table of grants that are not yet redeemed.
 type tokens struct {
 	life time.Duration // immutable
 
 	mu      sync.Mutex
 	waiting map[[tokenSize]byte]grantee // guarded by mu
-	// orders has the tokens given to each user, oldest first; those redeemed stay until they reach the front. Guarded
+	// orders has the tokens given to each user, oldest first. Redeemed tokens stay until they reach the front. Guarded
 	// by mu.
 	orders map[int64][][tokenSize]byte
-	// ordinary is the length of all orders but that of privilegedUser. Guarded by mu.
+	// ordinary is the total length of all orders except privilegedUser's. Guarded by mu.
 	ordinary int
 	timer    *time.Timer // guarded by mu; armed while orders is not empty
 	closed   bool        // guarded by mu
@@ -48,7 +48,7 @@ func newTokens(life time.Duration) *tokens {
 	return &tokens{life: life, waiting: make(map[[tokenSize]byte]grantee), orders: make(map[int64][][tokenSize]byte)}
 }
 
-// give makes a token for src, which a user asked for. ESHUTDOWN after close.
+// give makes a token for src, on behalf of a user. ESHUTDOWN after close.
 func (t *tokens) give(src pagecache.Source, user int64) ([tokenSize]byte, error) {
 	var token [tokenSize]byte
 	rand.Read(token[:]) // never fails: crypto/rand ends the program instead
@@ -74,7 +74,7 @@ func (t *tokens) give(src pagecache.Source, user int64) ([tokenSize]byte, error)
 	return token, nil
 }
 
-// mostLocked returns the ordinary user who has most tokens.
+// mostLocked returns the ordinary user with the most tokens.
 func (t *tokens) mostLocked() (user int64) {
 	most := 0
 	for u, order := range t.orders {
@@ -85,8 +85,8 @@ func (t *tokens) mostLocked() (user int64) {
 	return user
 }
 
-// redeem takes the token out of the table. ok is false for a token that was never given, was redeemed before, has
-// expired, or whose descriptor was closed: the caller cannot tell which, and neither can a client.
+// redeem removes the token from the table. ok is false if the token was never given, was redeemed before, has expired,
+// or its descriptor is closed. Neither the caller nor a client can tell which.
 func (t *tokens) redeem(token [tokenSize]byte) (src pagecache.Source, ok bool) {
 	t.mu.Lock()
 	g, found := t.waiting[token]
@@ -101,7 +101,7 @@ func (t *tokens) redeem(token [tokenSize]byte) (src pagecache.Source, ok bool) {
 	return g.source, true
 }
 
-// sweepLocked drops those of a user's oldest tokens that have expired or were redeemed.
+// sweepLocked drops a user's oldest tokens that have expired or were redeemed.
 func (t *tokens) sweepLocked(user int64, now time.Time) {
 	for len(t.orders[user]) > 0 {
 		g, found := t.waiting[t.orders[user][0]]
@@ -123,7 +123,7 @@ func (t *tokens) dropFrontLocked(user int64) {
 	}
 }
 
-// armLocked sets the timer, so that an idle server forgets its sources once they have expired.
+// armLocked sets the timer, so that an idle server drops sources when their grants have expired.
 func (t *tokens) armLocked() {
 	if len(t.orders) == 0 || t.timer != nil {
 		return
@@ -143,7 +143,7 @@ func (t *tokens) armLocked() {
 	})
 }
 
-// count returns the number of tokens not redeemed, expired ones perhaps included.
+// count returns the number of tokens not redeemed; it may include expired ones.
 func (t *tokens) count() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -11,7 +11,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// openSource is a source of which a token needs only whether it is open.
+// openSource is a Source with only Open, which is all that a token needs.
 type openSource struct {
 	pagecache.Source
 	open bool
@@ -73,13 +73,14 @@ func TestTokenExpires(t *testing.T) {
 		require.NoError(t, err)
 		time.Sleep(61 * time.Second)
 		synctest.Wait()
-		require.Zero(t, table.count(), "forgotten without anybody asking")
+		require.Zero(t, table.count(), "forgotten without another call")
 		require.Empty(t, table.orders)
 		require.Zero(t, table.ordinary)
 	})
 }
 
-// TestTokensAreBounded: who asks without end pushes out what is her own, and when many do, those who have most lose.
+// TestTokensAreBounded: a user who asks without end loses her own oldest tokens. When many do, those who have most
+// lose.
 func TestTokensAreBounded(t *testing.T) {
 	table := newTokens(time.Minute)
 	src := &openSource{open: true}

@@ -10,26 +10,27 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// Limits of users. Root and the user who mounted are privileged: they have none of their own, and a reserve, since
-// whoever could keep them out would keep them from looking and from ending the mount. Ordinary users have
+// Limits of users. Root and the user who mounted are privileged: they have no limits of their own, and a reserve.
+// Otherwise other users could prevent them from reading the status and from ending the mount.
 const (
-	// a share of MaxSessions for each, and one for all of them together;
-	userShare  = 4 // a quarter
-	othersLeft = 8 // all but an eighth
-	// so many connections beyond MaxSessions for the privileged alone, which are good for the status;
+	// An ordinary user gets at most 1/userShare of MaxSessions. All of them together leave 1/othersLeft free.
+	userShare  = 4
+	othersLeft = 8
+	// statusReserve is how many connections beyond MaxSessions the privileged get. They can only be used for the
+	// status.
 	statusReserve = 16
-	// so many requests at once, of all connections, per request of Options.MaxRequests.
+	// userRequests times Options.MaxRequests is how many requests an ordinary user may run at once, on all connections.
 	userRequests = 32
 )
 
-// user is what the sessions of one user id take.
+// user is what the sessions of one user id use.
 type user struct {
 	sessions int // guarded by Server.mu
-	mappings int // and those being made; guarded by Server.mu
-	// slots has an element for each request that runs, where their number is limited. It is nil for the privileged.
+	mappings int // including those being made; guarded by Server.mu
+	// slots has an element for each running request. nil for privileged users, whose requests are not limited.
 	slots chan struct{}
-	// large is held while the long body of a request is read and decoded, stuck counts descriptors that are being
-	// closed; see large.go. stuck is guarded by Server.mu.
+	// large is held while a long request body is read and decoded. stuck counts descriptors that are being closed, and
+	// is guarded by Server.mu; see large.go.
 	large sync.Mutex
 	stuck int
 	// waiting is how many requests wait for a version. Guarded by Server.mu.
@@ -39,8 +40,8 @@ type user struct {
 // mayAll reports whether a user may see and use everything.
 func mayAll(uid uint32) bool { return uid == 0 || int(uid) == os.Geteuid() }
 
-// admitLocked counts a session, or returns why there may be none. It sets statusOnly where the session is good for the
-// status only. Server.mu is held.
+// admitLocked counts a session, or returns why it is refused. It sets statusOnly if the session may only ask for the
+// status. Server.mu is held.
 func (s *Server) admitLocked(ses *session) (why string) {
 	uid := ses.who.Uid
 	ordinary := !s.opts.privileged(uid)
@@ -70,7 +71,7 @@ func (s *Server) admitLocked(ses *session) (why string) {
 	return ""
 }
 
-// ended forgets a session whose mappings are gone.
+// ended removes a session whose mappings are unmapped.
 func (s *Server) ended(ses *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -79,7 +80,7 @@ func (s *Server) ended(ses *session) {
 	close(ses.ended)
 }
 
-// discountLocked takes a session out of the counts, once. Server.mu is held.
+// discountLocked removes a session from the counts, once. Server.mu is held.
 func (s *Server) discountLocked(ses *session) {
 	if _, counted := s.sessions[ses]; !counted {
 		return
@@ -93,13 +94,13 @@ func (s *Server) discountLocked(ses *session) {
 	}
 }
 
-// reserveMapping counts a mapping of the session's user that is about to be made, or a bracket. dropMapping takes it
-// back.
+// reserveMapping counts a new mapping or bracket of the session's user. ENOMEM if there are too many. dropMapping
+// undoes it.
 func (s *session) reserveMapping() error {
 	s.server.mu.Lock()
 	defer s.server.mu.Unlock()
 	if most := s.server.opts.MaxMappings; s.ordinary && s.user.mappings >= most {
-		return failure(syscall.ENOMEM, "the processes of this user have %d mappings and open brackets already", most)
+		return failure(syscall.ENOMEM, "the processes of this user already have %d mappings and open brackets", most)
 	}
 	s.user.mappings++
 	return nil
@@ -111,20 +112,20 @@ func (s *session) dropMapping() {
 	s.user.mappings--
 }
 
-// Viewer is who asks for the status.
+// Viewer is the client that asks for the status.
 type Viewer struct {
-	// All says that it is root or the user who mounted, who may know everything.
+	// All means that it is root or the user who mounted, who may know everything.
 	All  bool
 	User uint32
 	// mine has the files that the user's processes map.
 	mine map[pagecache.FileID]bool
 }
 
-// Knows reports whether the viewer may be told the file's name. A user knows the names of files that she maps; the
-// status does not look which directories she may read.
+// Knows reports whether the viewer may see the file's name. Users may see the names of files that they map. Which
+// directories they may read is not checked.
 func (v Viewer) Knows(id pagecache.FileID) bool { return v.All || v.mine[id] }
 
-// viewer returns who the session's client is.
+// viewer returns the session's client as a Viewer.
 func (s *session) viewer() Viewer {
 	v := Viewer{All: !s.ordinary, User: s.who.Uid, mine: make(map[pagecache.FileID]bool)}
 	if v.All {
@@ -149,7 +150,7 @@ func (s *session) addFiles(files map[pagecache.FileID]bool) {
 	}
 }
 
-// cgroupOf returns the cgroup of a process in the unified hierarchy (cgroups(7)), or "" where it cannot be told.
+// cgroupOf returns the cgroup of a process in the unified hierarchy (cgroups(7)), or "" if it cannot be read.
 func cgroupOf(pid int32) string {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	if err != nil {

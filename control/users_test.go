@@ -14,7 +14,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// ordinary has the user of the tests taken for one who did not mount, until the function that it returns is called.
+// ordinary makes the tests' user an ordinary one, until the returned function is called.
 func ordinary(o *control.Options) (privilege func()) {
 	var is atomic.Bool
 	o.SetPrivileged(func(uint32) bool { return is.Load() })
@@ -30,7 +30,7 @@ func (c *client) refusal() string {
 	return last.text()
 }
 
-// TestTooManySessions: a user fills her share, the privileged theirs, and the status is still to be had.
+// TestTooManySessions: a user fills her share, and the privileged theirs. The status can still be read.
 func TestTooManySessions(t *testing.T) {
 	var privilege func()
 	s := start(t, &controltest.Cache{}, func(o *control.Options) {
@@ -53,7 +53,7 @@ func TestTooManySessions(t *testing.T) {
 		c := s.connect()
 		r := c.call(mapFrame(1, s.token(), 3, 0, 4096))
 		require.Equal(t, syscall.EUSERS, r.errno())
-		require.Contains(t, r.text(), "good for the status only")
+		require.Contains(t, r.text(), "can only be used for the status")
 		g, err := s.GrantStatus(0)
 		require.NoError(t, err)
 		c.send(frame(status, 2, g.Token))
@@ -62,11 +62,11 @@ func TestTooManySessions(t *testing.T) {
 	require.Contains(t, s.dial().refusal(), "too many clients are connected")
 }
 
-// TestOrdinaryUsersLeaveSomeSessions: all of them together do not get every connection.
+// TestOrdinaryUsersLeaveSomeSessions: all ordinary users together do not get every connection.
 func TestOrdinaryUsersLeaveSomeSessions(t *testing.T) {
 	var privilege func()
 	s := start(t, &controltest.Cache{}, func(o *control.Options) {
-		o.MaxSessions = 1 // the share of one user is no less than one connection
+		o.MaxSessions = 1 // the share of one user is at least one connection
 		privilege = ordinary(o)
 	})
 	s.connect()
@@ -86,7 +86,7 @@ func TestTooManyMappingsOfAUser(t *testing.T) {
 	b.mapOne(s)
 	r := b.call(mapFrame(2, s.token(), 3, 0, 4096))
 	require.Equal(t, syscall.ENOMEM, r.errno())
-	require.Contains(t, r.text(), "the processes of this user have 2 mappings and open brackets already")
+	require.Contains(t, r.text(), "the processes of this user already have 2 mappings and open brackets")
 	require.Zero(t, a.call(frame(unmap, 3, one)).errno())
 	b.mapOne(s)
 	b.close()
@@ -98,7 +98,7 @@ func TestTooManyMappingsOfAUser(t *testing.T) {
 	c.mapOne(s)
 }
 
-// TestStatusIsForSomebody: the status is told who asks, and which files that user maps.
+// TestStatusIsForSomebody: the status learns who asks, and which files that user maps.
 func TestStatusIsForSomebody(t *testing.T) {
 	var privilege func()
 	var file pagecache.FileID
@@ -130,7 +130,7 @@ func TestStatusIsForSomebody(t *testing.T) {
 	require.Equal(t, map[string]bool{"all": true, "mine": true, "other": true}, ask())
 }
 
-// TestRecordingIsForThePrivileged: it has the names of everybody's files.
+// TestRecordingIsForThePrivileged, because a recording has the names of everybody's files.
 func TestRecordingIsForThePrivileged(t *testing.T) {
 	s := start(t, &controltest.Cache{}, func(o *control.Options) { ordinary(o) })
 	g, err := s.GrantStatus(0)
@@ -138,9 +138,10 @@ func TestRecordingIsForThePrivileged(t *testing.T) {
 	require.Equal(t, syscall.EPERM, s.connect().call(frame(record, 2, g.Token)).errno())
 }
 
-// TestRequestsOfAUserAreBounded: connections share what runs at once. Who has too much of it waits; nobody else does.
+// TestRequestsOfAUserAreBounded: a user's connections share a limit of running requests. A user above it waits; nobody
+// else does.
 func TestRequestsOfAUserAreBounded(t *testing.T) {
-	const most = 32 // of MaxRequests 1
+	const most = 32 // for MaxRequests 1
 	entered, open := make(chan struct{}, 2*most), make(chan struct{})
 	s := start(t, &controltest.Cache{Gate: func(ctx context.Context) error {
 		entered <- struct{}{}
@@ -163,7 +164,7 @@ func TestRequestsOfAUserAreBounded(t *testing.T) {
 		}
 	}
 	other := s.connect()
-	other.send(frame(ping, 1)) // waits, as all of her requests
+	other.send(frame(ping, 1)) // waits, like all of her requests
 	require.Empty(t, entered)
 	close(open)
 	require.Zero(t, other.read().errno())

@@ -12,19 +12,19 @@ import (
 // mapViewRequest asks for a mapping of a view.
 type mapViewRequest struct {
 	device, kind uint32
-	// uuid names the device where it is not zero; device counts otherwise.
+	// uuid names the device; if it is zero, device does.
 	uuid      [uuidSize]byte
 	flags     uint32
 	alignment int64
 	tokens    [][tokenSize]byte // of the files
-	// count is the number of segments that the client has. There are none here where they are too many.
+	// count is the number of segments in the request. If there are too many, they are not decoded.
 	count    uint32
 	segments []view.Segment
 }
 
 const (
 	mapViewSize = 48 // without tokens and segments
-	// segmentSize is the least size of a segment. The request says its own, so that a later one may have more.
+	// segmentSize is the least size of a segment. The request states its size, so that later versions can add fields.
 	segmentSize = 40
 )
 
@@ -36,10 +36,10 @@ func (v version) decodeMapView(body []byte) (r mapViewRequest, err error) {
 	r.device, r.kind, r.flags = le.Uint32(body), le.Uint32(body[4:]), le.Uint32(body[24:])
 	copy(r.uuid[:], body[8:])
 	files := le.Uint32(body[28:])
-	r.alignment = int64(le.Uint64(body[32:])) // a number past MaxInt64 comes out negative, and is refused as such
+	r.alignment = int64(le.Uint64(body[32:])) // a number above MaxInt64 becomes negative, and is refused as such
 	r.count = le.Uint32(body[40:])
 	size := uint64(le.Uint32(body[44:]))
-	if r.count > view.MaxSegments || files > view.MaxFiles { // for the page cache to refuse
+	if r.count > view.MaxSegments || files > view.MaxFiles { // the page cache refuses it
 		r.tokens = make([][tokenSize]byte, min(files, view.MaxFiles+1))
 		return r, nil
 	}
@@ -67,14 +67,14 @@ func (v version) decodeMapView(body []byte) (r mapViewRequest, err error) {
 	return r, nil
 }
 
-// serveMapView makes a mapping of a view and sends it with its descriptors.
+// serveMapView makes a mapping of a view, and sends it with its descriptors.
 func (s *session) serveMapView(id requestID, r mapViewRequest) {
 	m, reply, err := s.openView(r)
 	s.sendMapping(id, m, reply, err)
 }
 
-// openView redeems the tokens, all of them whatever is wrong with one, and adds a mapping of a view to the session,
-// held for the caller.
+// openView redeems all tokens, even if one is invalid, and adds a mapping of a view to the session. The caller holds
+// the mapping.
 func (s *session) openView(r mapViewRequest) (*openMap, mapped, error) {
 	var sources []pagecache.Source
 	var wrong error
@@ -116,7 +116,7 @@ func (s *session) openView(r mapViewRequest) (*openMap, mapped, error) {
 	return m, reply, err
 }
 
-// checkMapView refuses what the page cache must not be asked.
+// checkMapView refuses arguments that the page cache must not see.
 func checkMapView(r mapViewRequest) error {
 	switch {
 	case r.count > view.MaxSegments:

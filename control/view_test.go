@@ -11,12 +11,12 @@ import (
 	"github.com/gaiafs/gaiafs/control/controltest"
 )
 
-// viewRequest is a MAPVIEW of files at an alignment, and what is to be wrong with it.
+// viewRequest is a MAPVIEW of files with an alignment, and deliberate faults.
 type viewRequest struct {
 	device, kind, flags uint32
 	alignment           uint64
 	tokens              [][16]byte
-	count, size         uint32 // of the segments; those that there are, of 40 bytes, where it is 0
+	count, size         uint32 // of the segments; 0 means the actual number, of 40 bytes each
 	segments            [][5]uint64
 }
 
@@ -44,7 +44,7 @@ func (r viewRequest) body() []byte {
 
 func (r viewRequest) frame(id uint64) []byte { return frame(mapView, id, r.body()) }
 
-// connectViews is connectAll of a client that chose views.
+// connectViews is connectAll for a client that chooses views.
 func (s *server) connectViews() *client {
 	s.t.Helper()
 	c, _ := s.connect2()
@@ -131,7 +131,7 @@ func TestMapViewIsRefused(t *testing.T) {
 	require.Equal(t, uint16(failure), last.typ)
 	require.Contains(t, last.text(), "body has")
 
-	// Who did not choose views cannot ask for them, and is told.
+	// A client that did not choose views is refused with a reason.
 	plain, _ := s.connectAll()
 	require.Equal(t, syscall.EOPNOTSUPP,
 		plain.call(viewRequest{alignment: 1, tokens: tokens[:1], segments: one}.frame(2)).errno())

@@ -10,19 +10,19 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/live"
 )
 
-// watchRequest is the body of WATCH: a token of the mountpoint and a live.Filter as JSON.
+// watchRequest is the body of WATCH: a token for the mount, and a live.Filter as JSON.
 type watchRequest struct {
 	token  [tokenSize]byte
 	filter live.Filter
-	wrong  error // of the filter
+	wrong  error // the filter's error
 }
 
-// mostFilter bounds the JSON of a filter.
+// mostFilter bounds the JSON of a filter, in bytes.
 const mostFilter = 2 << 10
 
 func (v version) decodeWatch(body []byte) (r watchRequest, err error) {
 	if len(body) < tokenSize || len(body) > tokenSize+mostFilter {
-		return r, fmt.Errorf("%d bytes are no WATCH", len(body))
+		return r, fmt.Errorf("a WATCH cannot have %d bytes", len(body))
 	}
 	copy(r.token[:], body)
 	if r.wrong = json.Unmarshal(body[tokenSize:], &r.filter); r.wrong == nil {
@@ -31,18 +31,18 @@ func (v version) decodeWatch(body []byte) (r watchRequest, err error) {
 	return r, nil
 }
 
-// serveWatch sends what goes on as it comes, a JSON document a line, until the client closes the connection. Root and
-// the user who mounted see all of it; others what their own programs ask for, and the names of files that they map.
+// serveWatch sends events as they come, one JSON document per line, until the client closes the connection. Root and
+// the user who mounted see all events. Others see their own programs' events, with the names of files that they map.
 func (s *session) serveWatch(id requestID, r watchRequest) {
 	switch feed := s.server.opts.Live; {
 	case !s.redeemMount(r.token):
 		s.finish(id, result{}, failure(syscall.EACCES, "the token is not valid, or no longer"))
 	case feed == nil:
-		s.finish(id, result{}, failure(syscall.ENOTSUP, "this server shows nothing"))
+		s.finish(id, result{}, failure(syscall.ENOTSUP, "this server reports no events"))
 	case r.wrong != nil:
 		s.finish(id, result{}, failure(syscall.EINVAL, "the filter cannot be read: %v", r.wrong))
 	case s.ordinary && r.filter.Path != "":
-		// Whether something comes would say whether there is such a file.
+		// Whether events come would tell whether the file exists.
 		s.finish(id, result{}, failure(syscall.EPERM, "only root and the user who mounted may watch paths"))
 	default:
 		s.watch(id, feed.Watch(r.filter))
@@ -52,7 +52,7 @@ func (s *session) serveWatch(id requestID, r watchRequest) {
 func (s *session) watch(id requestID, w *live.Watch) {
 	defer w.Stop()
 	defer s.forget(id)
-	if s.sendDocument(id, flagMore, nil) != nil { // it has begun
+	if s.sendDocument(id, flagMore, nil) != nil { // says that it has begun
 		return
 	}
 	const most = maxFrame - headerSize
@@ -65,7 +65,7 @@ func (s *session) watch(id requestID, w *live.Watch) {
 			}
 			line, err := json.Marshal(e)
 			if err != nil || len(line) >= most {
-				continue // a path that no frame has room for
+				continue // its path is too long for a frame
 			}
 			if len(lines)+len(line)+1 > most {
 				if s.sendDocument(id, flagMore, lines) != nil {
@@ -81,7 +81,7 @@ func (s *session) watch(id requestID, w *live.Watch) {
 	}
 }
 
-// shows reports whether the viewer may be told of an event, and takes from it what she may not know.
+// shows reports whether the viewer may see an event. It removes from the event what the viewer may not know.
 func (v Viewer) shows(e *live.Event) bool {
 	if v.All {
 		return true
@@ -89,14 +89,14 @@ func (v Viewer) shows(e *live.Event) bool {
 	if e.Process == 0 || e.User != v.User {
 		return false
 	}
-	e.Lost = 0 // of others, too
+	e.Lost = 0 // counts others' events, too
 	if e.File != "" && !v.Knows(pagecache.FileID(e.ID)) {
 		e.File = "[" + pagecache.FileID(e.ID).String() + "]"
 	}
 	return true
 }
 
-// watchedNames are the requests of clients that those who watch see.
+// watchedNames names the requests that watchers see.
 var watchedNames = map[frameType]string{
 	typeMap: "map", typeMapView: "map-view", typeAcquire: "acquire", typeRelease: "release", typeSync: "sync",
 	typeAdvise: "advise",
@@ -106,16 +106,16 @@ var watchedNames = map[frameType]string{
 	typeAcquireAll: "acquire-all",
 }
 
-// watched is what a request is about, for those who watch.
+// watched is what a request is about, for watchers.
 type watched struct {
-	seen     bool // somebody watched when the request came
+	seen     bool // somebody was watching when the request came
 	id       live.FileID
 	name     func() string
 	off, len int64
 	device   string
 }
 
-// about finds out what a request is about, where somebody watches.
+// about finds out what a request is about, if somebody is watching.
 func (s *session) about(t frameType, body []byte) (w watched) {
 	if !s.server.opts.Live.On() {
 		return w
@@ -152,7 +152,7 @@ func (s *session) aboutMapping(id mappingID) (w watched) {
 	return w
 }
 
-// showMove tells those who watch of a MOVE that the client answered.
+// showMove shows a MOVE that the client answered to watchers.
 func (s *session) showMove(off, n int64, to pagecache.Tier, began time.Time) {
 	feed := s.server.opts.Live
 	if !feed.On() {
@@ -166,8 +166,8 @@ var tierWords = map[pagecache.Tier]string{
 	pagecache.TierNone: "to nowhere", pagecache.TierDevice: "to the device", pagecache.TierHost: "to pinned memory",
 }
 
-// show tells those who watch of a request that has ended. It is left out if nobody watched when it came, since what it
-// was about is not known then.
+// show shows a request that has ended to watchers. A request that came before anybody watched is skipped, because it is
+// not known what it was about.
 func (s *session) show(t frameType, of watched, began time.Time) {
 	feed := s.server.opts.Live
 	if !of.seen || !feed.On() || watchedNames[t] == "" {

@@ -10,7 +10,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/live"
 )
 
-// What a request was about is looked up when it comes, so one that came before anybody watched is not shown.
+// The subject of a request is looked up when it comes. So a request that came before anybody watched is not shown.
 func TestRequestsFromBeforeTheWatchAreNotShown(t *testing.T) {
 	var feed live.Feed
 	s := &session{server: &Server{opts: Options{Live: &feed}}}

@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// The wire format, versions 1 and 2. docs/dev/protocol.md describes it; the clients have their own copies of these
-// numbers, and testdata/frames.txt and testdata/frames2.txt keep the copies equal.
+// The wire format, versions 1 and 2, described in docs/dev/protocol.md. The clients have their own copies of these
+// numbers; testdata/frames.txt and testdata/frames2.txt keep them equal.
 const (
 	// helloMagic opens the first frame of a connection: the bytes "GAIA".
 	helloMagic = 0x41494147
@@ -15,7 +15,7 @@ const (
 	maxVersion version = 2
 
 	headerSize = 16
-	// maxFrame bounds every frame, maxRequest those from the client to the daemon.
+	// maxFrame bounds every frame, maxRequest the frames from the client to the daemon.
 	maxFrame   = 64 << 10
 	maxRequest = 4 << 10
 	// maxExtents bounds the descriptors in one EXTENTS frame. The kernel's own bound is 253.
@@ -26,10 +26,10 @@ const (
 	uuidSize = 16
 )
 
-// version is that of the protocol, which a connection's handshake chooses.
+// version is a version of the protocol. The handshake chooses it for a connection.
 type version uint16
 
-// frameType says what a frame's body is. Types of replies have replyBit set.
+// frameType says what a frame's body is. Replies have replyBit set.
 type frameType uint16
 
 const replyBit frameType = 0x8000
@@ -61,9 +61,9 @@ const (
 )
 
 const (
-	// flagMore in a header says that another frame of the same reply follows.
+	// flagMore in a header means that another frame of the same reply follows.
 	flagMore uint16 = 1
-	// flagLarge in a request's header says that the body is in a descriptor beside the frame; see large.go.
+	// flagLarge in a request's header means that the body is in a descriptor sent with the frame; see large.go.
 	flagLarge uint16 = 2
 )
 
@@ -74,8 +74,8 @@ const (
 
 	mapLazy    uint32 = 1
 	mapLaunder uint32 = 2
-	// mapMovable asks for a mapping whose memory moves, mapLargeMovable for one if it is larger than the device's
-	// budget.
+	// mapMovable asks for a mapping whose memory moves. mapLargeMovable asks for that only if the mapping is larger
+	// than the device's budget.
 	mapMovable      uint32 = 4
 	mapLargeMovable uint32 = 8
 )
@@ -98,7 +98,7 @@ const (
 	adviceDontNeed   uint32 = 4
 )
 
-// requestID is chosen by the client and comes back in every frame of the reply.
+// requestID names a request. The client chooses it, and every frame of the reply has it.
 type requestID uint64
 
 // mappingID names a mapping within one session.
@@ -112,7 +112,7 @@ type header struct {
 	id     requestID
 }
 
-// appendFrame appends a frame whose body the function appends, and fills in the length.
+// appendFrame appends a frame. The function body appends the frame's body.
 func appendFrame(b []byte, typ frameType, flags uint16, id requestID, body func([]byte) []byte) []byte {
 	start := len(b)
 	b = append(b, 0, 0, 0, 0)
@@ -126,7 +126,7 @@ func appendFrame(b []byte, typ frameType, flags uint16, id requestID, body func(
 	return b
 }
 
-// decodeHeader splits one record of the socket into header and body. The body aliases record.
+// decodeHeader splits a record of the socket into header and body. The body aliases record.
 func decodeHeader(record []byte) (header, []byte, error) {
 	if len(record) < headerSize {
 		return header{}, nil, fmt.Errorf("frame of %d bytes is shorter than its header", len(record))
@@ -143,7 +143,7 @@ func decodeHeader(record []byte) (header, []byte, error) {
 	return h, record[headerSize:], nil
 }
 
-// wantBody checks the size of a body. From version 2 on a newer client may have more to say, which nobody reads.
+// wantBody checks the size of a body. From version 2 on, a newer client may append fields, which the daemon ignores.
 func (v version) wantBody(body []byte, n int) error {
 	if len(body) < n || v < 2 && len(body) > n {
 		return fmt.Errorf("body has %d bytes, not %d", len(body), n)
@@ -172,7 +172,7 @@ func decodeHello(body []byte) (hello, error) {
 type welcome struct {
 	version     version
 	maxRequests uint32
-	kinds       uint32 // as Cache.Kinds
+	kinds       uint32 // see Cache.Kinds
 	// From version 2 on:
 	offered, required features
 	key               sessionKey
@@ -202,7 +202,7 @@ type mapRequest struct {
 	flags    uint32
 	kind     uint32 // of the device; 0: of any kind
 	off, len int64
-	// uuid names the device where it is not zero; device counts otherwise.
+	// uuid names the device; if it is zero, device does.
 	uuid [uuidSize]byte
 }
 
@@ -218,7 +218,7 @@ func (v version) decodeMap(body []byte) (mapRequest, error) {
 	if v >= 2 {
 		r.kind = binary.LittleEndian.Uint32(body[28:])
 	}
-	// Numbers past MaxInt64 come out negative, and the checks of a mapping refuse those.
+	// Numbers above MaxInt64 become negative; checkMap refuses those.
 	r.off = int64(binary.LittleEndian.Uint64(body[32:]))
 	r.len = int64(binary.LittleEndian.Uint64(body[40:]))
 	copy(r.uuid[:], body[48:])
@@ -230,12 +230,12 @@ type mapped struct {
 	mapping mappingID
 	kind    uint32
 	device  uint32
-	// size is the file's size at home in bytes, negative where it is not known.
+	// size is the size of the file at home in bytes, or negative if it is not known.
 	size    int64
 	extents uint32
-	// uuid is the GPU's, zero where the kind has none.
+	// uuid is the GPU's; zero if the kind has no UUIDs.
 	uuid [uuidSize]byte
-	// movable says that the mapping's memory comes with brackets, and moves.
+	// movable means that the mapping's memory comes with brackets, and moves.
 	movable bool
 }
 
@@ -253,25 +253,25 @@ func (m mapped) append(b []byte) []byte {
 	return append(b, m.uuid[:]...)
 }
 
-// mappedMovable is the bit of mapped.movable.
+// mappedMovable is the flag for mapped.movable.
 const mappedMovable uint32 = 1
 
-// extentPlace is an extent's offset in the file and its size, in bytes, and what its memory is.
+// extentPlace describes an extent: its offset in the file and its size, in bytes, and its memory.
 type extentPlace struct {
 	off, size int64
-	// From version 2 on: the kind of its memory, where that is, and a number that grows each time the extent moves.
+	// From version 2 on: the kind and tier of its memory, and a number that grows each time the extent moves.
 	kind       uint32
 	tier       tier
 	generation uint64
 }
 
-// extents carries places whose descriptors travel beside the frame, in the same order.
+// extents has places whose descriptors are sent with the frame, in the same order.
 type extents struct {
 	first  uint32
 	places []extentPlace
 }
 
-// extentStride is the size of an extent in version 2. The frame says it, so that a later one may have more.
+// extentStride is the size of an extent in version 2. The frame states it, so that later versions can add fields.
 const extentStride = 32
 
 func (e extents) append(b []byte, v version) []byte {
@@ -365,10 +365,10 @@ func (r result) append(b []byte) []byte {
 	return append(b, text...)
 }
 
-// cutText makes s fit a result: valid UTF-8 of at most maxText bytes without a zero byte.
+// cutText makes s fit into a result: valid UTF-8 of at most maxText bytes, without zero bytes.
 func cutText(s string) string {
 	out := make([]byte, 0, min(len(s), maxText))
-	for _, r := range s { // an invalid byte comes out as U+FFFD
+	for _, r := range s { // an invalid byte becomes U+FFFD
 		if r == 0 {
 			r = ' '
 		}
@@ -381,11 +381,11 @@ func cutText(s string) string {
 	return string(out)
 }
 
-// rangeWithin reports whether the n bytes at off lie within size bytes, without overflowing.
+// rangeWithin reports whether the n bytes at off lie within size bytes. It does not overflow.
 func rangeWithin(off, n, size int64) bool {
 	return off >= 0 && n >= 0 && off <= size && n <= size-off
 }
 
-// mapEnd is the largest end of a mapping in the file. No file is as large, and whoever rounds an end up to whole
-// extents stays within an int64.
+// mapEnd is the largest end of a mapping in a file. No file is that large, and an end rounded up to whole extents still
+// fits into an int64.
 const mapEnd = 1 << 62

@@ -25,8 +25,8 @@ const (
 	typeNumbered = replyBit | 7
 )
 
-// noticeBit is set in the types of frames that the daemon sends without being asked. They travel on service connections
-// only.
+// noticeBit is set in the types of frames that the daemon sends without being asked. They are sent only on service
+// connections.
 const noticeBit frameType = 0x4000
 
 const (
@@ -37,7 +37,7 @@ const (
 	typeRecall      = noticeBit | 5
 )
 
-// features are bits of what a daemon offers and requires, and of what a client chooses.
+// features has a bit for each feature that a daemon offers or requires, or a client chooses.
 type features uint64
 
 const (
@@ -45,16 +45,15 @@ const (
 	featureService features = 1 << 0
 	// featureLarge: requests may have their body in a sealed memfd.
 	featureLarge features = 1 << 1
-	// featureMove: the client may make movable mappings and brackets, and answers MOVE. It has to choose featureService
-	// too.
+	// featureMove: the client may make movable mappings and brackets, and answers MOVE. It requires featureService.
 	featureMove features = 1 << 2
 	// featureView: the client may ask for views.
 	featureView features = 1 << 3
 	// featureGroup: the client may release groups, and acquire at a version.
 	featureGroup features = 1 << 4
-	// featureKeep: the client may keep brackets, and answers RECALL. It has to choose featureMove too.
+	// featureKeep: the client may keep brackets, and answers RECALL. It requires featureMove.
 	featureKeep features = 1 << 8
-	// featureTenant: FEATURES has the name of the client's tenant.
+	// featureTenant: FEATURES names the client's tenant.
 	featureTenant features = 1 << 5
 
 	offeredFeatures = featureService | featureLarge | featureMove | featureView | featureGroup |
@@ -62,22 +61,22 @@ const (
 	requiredFeatures = features(0)
 )
 
-// sessionKey says on a service connection which session it belongs to.
+// sessionKey tells to which session a service connection belongs.
 type sessionKey [16]byte
 
-// tier is where an extent's memory is.
+// tier says where an extent's memory is.
 type tier uint32
 
 const (
 	tierDevice tier = 1 // in the device's own memory
-	tierHost   tier = 2 // in pinned memory of the host
-	tierNone   tier = 3 // nowhere: the addresses are kept, and home has the bytes
+	tierHost   tier = 2 // in pinned host memory
+	tierNone   tier = 3 // nowhere: the addresses are reserved, and home has the bytes
 )
 
-// mostTenant bounds the name of a tenant, in bytes.
+// mostTenant is the longest name of a tenant, in bytes.
 const mostTenant = 255
 
-// decodeFeatures returns the features, and with featureTenant the name.
+// decodeFeatures returns the features, and the tenant's name if featureTenant is among them.
 func (v version) decodeFeatures(body []byte) (f features, tenant string, err error) {
 	if err := v.wantBody(body, featuresHead); err != nil {
 		return 0, "", err
@@ -95,7 +94,7 @@ func (v version) decodeFeatures(body []byte) (f features, tenant string, err err
 	return f, string(body[featuresHead : featuresHead+n]), nil
 }
 
-// featuresHead is the size of FEATURES without the name.
+// featuresHead is the size of a FEATURES without the name.
 const featuresHead = 16
 
 func (v version) decodeAttach(body []byte) (key sessionKey, err error) {
@@ -106,11 +105,11 @@ func (v version) decodeAttach(body []byte) (key sessionKey, err error) {
 	return key, nil
 }
 
-// answer is a client's to a notice: MOVED, where that was a MOVE.
+// answer is a client's answer to a notice. For a MOVE, that is MOVED.
 type answer struct {
 	errno      uint32
 	generation uint64
-	rest       []byte // what follows, as long as the frame is
+	rest       []byte // the rest of the frame
 }
 
 func (v version) decodeAnswer(body []byte) (answer, error) {
@@ -120,7 +119,7 @@ func (v version) decodeAnswer(body []byte) (answer, error) {
 	return answer{binary.LittleEndian.Uint32(body), binary.LittleEndian.Uint64(body[8:]), slices.Clone(body[16:])}, nil
 }
 
-// ended returns the brackets that the answer to a RECALL lists. more says that the client has others, which did not
+// ended returns the brackets that the answer to a RECALL lists. more means that the client has others, which did not
 // fit.
 func (a answer) ended() (ids []bracketID, more bool) {
 	const mostEnded = 256
@@ -130,8 +129,8 @@ func (a answer) ended() (ids []bracketID, more bool) {
 	return ids, len(ids) == mostEnded
 }
 
-// move asks a client to have an extent of a mapping at the same addresses, from other memory. The descriptor of that
-// travels beside the frame, but for tierNone.
+// move asks a client to map other memory for an extent of a mapping, at the same addresses. Except for tierNone, the
+// descriptor of the memory is sent with the frame.
 type move struct {
 	mapping  mappingID
 	extent   extentPlace // with the new kind, tier and generation
@@ -148,7 +147,7 @@ func (m move) append(b []byte) []byte {
 	return binary.LittleEndian.AppendUint32(b, uint32(m.extent.tier))
 }
 
-// invalidated tells a client that an acquire of the range would bring something new. off counts from the start of the
+// invalidated tells a client that an acquire of the range would bring changes. off counts from the start of the
 // mapping.
 type invalidated struct {
 	mapping  mappingID
@@ -161,7 +160,7 @@ func (i invalidated) append(b []byte) []byte {
 	return binary.LittleEndian.AppendUint64(b, uint64(i.len))
 }
 
-// budget tells a client how much of a device's memory it may have, and how much it has.
+// budget tells a client how much of a device's memory it may use, and how much it uses.
 type budget struct {
 	device, kind uint32
 	uuid         [uuidSize]byte
@@ -180,25 +179,25 @@ func (m budget) append(b []byte) []byte {
 type useRequest struct {
 	bracket  bracketID
 	flags    uint32
-	patience uint32 // in milliseconds; 0: as the daemon likes
-	count    uint32 // of the ranges that the client has. There are none here where they are too many
+	patience uint32 // in milliseconds; 0: the daemon's default
+	count    uint32 // number of ranges in the request. If there are too many, they are not decoded
 	ranges   []rangeRequest
 }
 
 // bracketID names a bracket of a session. The client chooses it.
 type bracketID uint64
 
-// useNested in the flags of a USE says that the thread that asks has a bracket, and waits for none.
+// useNested in a USE's flags means that the requesting thread has a bracket, so the new one must not wait.
 const useNested uint32 = 1
 
-// useKeep says that the client would keep the bracket, and wants to be told whether it may.
+// useKeep means that the client wants to keep the bracket, and to be told whether it may.
 const useKeep uint32 = 2
 
 const (
 	useHead = 24
-	// useRange is the least size of a range. The request says its own, so that a later one may have more.
+	// useRange is the least size of a range. The request states its size, so that later versions can add fields.
 	useRange = 24
-	// maxRanges bounds the ranges of a bracket.
+	// maxRanges is the largest number of ranges in a bracket.
 	maxRanges = 1 << 16
 )
 
@@ -232,7 +231,7 @@ func (v version) decodeDone(body []byte) (bracketID, error) {
 	return bracketID(binary.LittleEndian.Uint64(body)), nil
 }
 
-// large is the body of a frame with flagLarge: the size of the body that the descriptor has.
+// decodeLarge decodes the body of a frame with flagLarge: the size of the body in the descriptor.
 func (v version) decodeLarge(body []byte) (int64, error) {
 	if err := v.wantBody(body, 8); err != nil {
 		return 0, err

@@ -15,7 +15,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/view"
 )
 
-// loadFrames reads the frames that every implementation of the protocol is tested against.
+// loadFrames reads the frames that test every implementation of the protocol.
 func loadFrames(t testing.TB) map[string][]byte {
 	t.Helper()
 	frames := make(map[string][]byte)
@@ -34,7 +34,7 @@ func loadFrames(t testing.TB) map[string][]byte {
 	return frames
 }
 
-// countingUUID is the UUID of the frames.
+// countingUUID is the UUID in the frames.
 func countingUUID() (uuid [uuidSize]byte) {
 	for i := range uuid {
 		uuid[i] = byte(0x10 + i)
@@ -42,7 +42,7 @@ func countingUUID() (uuid [uuidSize]byte) {
 	return uuid
 }
 
-// countingKey is the key of the frames.
+// countingKey is the key in the frames.
 func countingKey() (key sessionKey) {
 	for i := range key {
 		key[i] = byte(0x20 + i)
@@ -111,7 +111,7 @@ func TestRequestsAreDecodedAsDocumented(t *testing.T) {
 	hi, err = decodeHello(open("hello2", typeHello, 0))
 	require.NoError(t, err)
 	require.Equal(t, hello{1, 2}, hi)
-	for _, v := range []version{1, 2} { // what a version-1 client says, both take
+	for _, v := range []version{1, 2} { // both versions accept what a version-1 client sends
 		m, err := v.decodeMap(open("map", typeMap, 1))
 		require.NoError(t, err)
 		require.Equal(t, mapRequest{token, 3, protRead | protWrite, mapLazy | mapLaunder, 0, 0x200000, 0x123456789,
@@ -253,7 +253,7 @@ func TestRequestsAreDecodedAsDocumented(t *testing.T) {
 	require.Equal(t, endRequest{token, endForce}, end)
 }
 
-// Version 1 takes bodies of one size, and later ones longer bodies, too.
+// Version 1 takes bodies of one size; later versions also take longer bodies.
 func TestMalformedBodies(t *testing.T) {
 	for v := minVersion; v <= maxVersion; v++ {
 		for n := range 80 {
@@ -315,7 +315,7 @@ func TestRangeWithin(t *testing.T) {
 	require.False(t, rangeWithin(5, big, big))
 }
 
-// A range of a mapping may go to the end of its last page, and never past its length into the cache.
+// A range of a mapping may extend to the end of its last page. The cache never sees more than its length.
 func TestClip(t *testing.T) {
 	m := &openMap{length: 5000}
 	for _, c := range []struct {
@@ -333,8 +333,8 @@ func TestClip(t *testing.T) {
 	}
 }
 
-// FuzzRequest feeds the decoders what a client might send. They must not panic, and what they accept must be the frame
-// that was sent.
+// FuzzRequest feeds the decoders arbitrary frames. They must not panic, and what they accept must be the frame that was
+// sent.
 func FuzzRequest(f *testing.F) {
 	for _, b := range loadFrames(f) {
 		f.Add(b)

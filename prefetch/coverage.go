@@ -6,38 +6,36 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// CoverageOptions says how far Coverage goes.
+// CoverageOptions limits Coverage.
 type CoverageOptions struct {
-	// Most is the most pages that may be fetched and not used yet.
+	// Most is the most pages that may be fetched and not yet used.
 	Most int64
-	// Sections is the number of sections of 16 MiB that are remembered. What is known of others is forgotten: it costs
-	// 2 KiB each.
+	// Sections is how many sections of 16 MiB are remembered. The oldest ones are forgotten. Each costs 1 KiB.
 	Sections int
 }
 
-// DefaultCoverage keeps 256 MiB ahead, which hundreds of blocks need that begin anywhere in the next 100 MiB, and
-// remembers 128 GiB, in 16 MiB of memory.
+// DefaultCoverage keeps up to 256 MiB ahead, which hundreds of blocks need if they begin anywhere in the next 100 MiB.
+// It remembers 128 GiB, in about 8 MiB of memory.
 var DefaultCoverage = CoverageOptions{Most: 256 << 20 >> page.Shift, Sections: 8 << 10}
 
 const (
-	// levels of nodes: a node of level l is 2^l pages, aligned. The highest has MaxWindow, and is a section.
+	// levels is the number of levels of nodes. A node of level l is 2^l pages, aligned. The highest node has MaxWindow
+	// pages, and is a section.
 	levels = sectionShift
 	// firstLevel is the level of MinWindow.
 	firstLevel = 7
-	// enough is the share of what is fetched that must be expected to be used. Nodes that are waited for make the
-	// estimate lower than it turns out.
+	// enough is the share of fetched pages that must be expected to be used. Pending nodes make the estimate too low at
+	// first.
 	enough = 0.8
-	// frontierShare is the share of the nodes that must be opened in order for the next one to be fetched before its
-	// time.
+	// frontierShare is the share of nodes that must open in order. Then the next node is fetched in advance.
 	frontierShare = 0.9
-	// memory is the number of nodes of one level that are remembered with full weight, queue of those that are waited
-	// for.
+	// memory is how many nodes of a level are remembered with full weight, queue how many pending nodes are.
 	memory = 16 << 10
 	queue  = 4 << 10
-	// trust is what the level below counts as for a level, in nodes.
+	// trust is the weight, in nodes, of the level below in a level's estimate.
 	trust = 2
-	// patience is how long a node is waited for, in times that others took. Where a thousand blocks read at once, some
-	// wait for the disk and some do not.
+	// patience is how long a node stays pending, as a multiple of the time that others took. If a thousand blocks read
+	// at once, some wait for the disk and some do not.
 	patience = 8
 	// longest bounds the average of the times: 256 MiB.
 	longest = 256 << 20 >> page.Shift
@@ -45,64 +43,63 @@ const (
 	firstCredit = 2 << 20 >> page.Shift
 )
 
-// Coverage predicts for hundreds of programs, or blocks of a GPU's kernel, that read one file at once, so that their
-// accesses come in no order. Streams cannot be told apart there, and need not be: it is enough to know how much of the
-// surroundings of a page is read once the page was.
+// Coverage predicts for hundreds of programs, or thread blocks of a GPU kernel, that read one file at once, so that
+// their accesses come in no order. It does not try to tell streams apart. It is enough to know how much of a page's
+// surroundings is read once the page was.
 //
-// The file is a tree of nodes of two halves, from two pages up to 16 MiB. A node is opened when the first of its pages
-// is read, and closed when a page of the other half is. For each level Coverage counts nodes that were closed, and
-// nodes that were not although they have been open for longer than others take. The ratio is the chance that the other
-// half of a node is read once one was; by the chances from the bottom up it knows how much of a node will be used. An
-// access has the largest node fetched of which that is enough, and where nodes are opened one beside the other, the
-// next one as well: the frontier moves on while its last node is being read. Where nothing is used but what is asked
-// for, nothing is fetched. Time is counted in pages read for the first time, so that it does not pass where everybody
-// waits.
+// The file is a tree of nodes. Each has two halves; the sizes go from two pages to 16 MiB. A node opens when the first
+// of its pages is read, and closes when a page of the other half is read. For each level, Coverage counts the nodes
+// that closed, and those that stayed open for longer than others take. The ratio is the chance that the other half of a
+// node is read once one half was. From these chances, level by level, it computes how much of a node will be used. An
+// access fetches the largest node of which enough will be used. If nodes open next to each other, it also fetches the
+// next one, so that the frontier moves on while its last node is being read. If programs use nothing but what they ask
+// for, nothing is fetched. Time counts pages read for the first time, so it stands still while everybody waits.
 //
-// Nodes beside one that was read already are counted apart from those that lie alone, which tells a moving frontier
-// from accesses that jump about in the same file.
+// Nodes next to a node that was already read are counted separately from lone ones. That distinguishes a moving
+// frontier from random accesses in the same file.
 //
-// What is fetched and not used yet is bounded by what was used before, so that a wrong guess at the start is a small
-// one. Rejected: a tracker for each stream, which needs an order to find them by; and a fixed share of resident blocks
+// Pages fetched and not yet used are bounded by pages used before, so that a wrong guess at the start is small.
+// Rejected: a tracker per stream, which needs some order to find the streams by; and a fixed share of resident blocks
 // (Tree), which is too low for sparse accesses and too high for a frontier.
 type Coverage struct {
 	o        CoverageOptions
 	end      page.Index
-	now      uint64 // pages that were read
+	now      uint64 // pages read so far
 	sections map[page.Index]*section
-	order    []page.Index // of sections, as they were made
+	order    []page.Index // of sections, oldest first
 	level    [levels + 1]level
-	// ahead is the pages asked for and not used yet, used those that were.
+	// ahead counts pages asked for and not yet used, used those that were used.
 	ahead, used int64
 }
 
-// level is what is known of the nodes of one size.
+// level is what is known about the nodes of one size.
 type level struct {
-	// nodes counts those that were closed or have been open for too long, and of them those that were closed, be it
-	// late; first for nodes beside others, then for those that were alone when they were opened.
+	// nodes counts the nodes that closed or were open for too long (known), and of these the ones that closed, even
+	// late. The first element is for nodes next to others, the second for nodes that were alone when they opened.
 	nodes [2]struct{ known, closed float64 }
-	// opened counts nodes, and those of them that were beside one before them, and after them.
+	// opened counts nodes; up and down count those of them that had a read neighbour before or after them.
 	opened, up, down float64
-	// open has nodes that were opened and not closed: those that are waited for, in the order in which they were opened
-	// in waiting, and those that were given up, in given. The queues have some besides that were closed.
+	// open has the nodes that opened and did not close. waiting has the pending ones in the order in which they opened,
+	// given those that were given up. The queues may also have nodes that closed.
 	open           map[page.Index]node
 	waiting, given []page.Index
-	// begun is the number of nodes that are waited for, and since the sum of the times when they were opened.
+	// begun is the number of pending nodes, and since the sum of the times when they opened.
 	begun int
 	since uint64
-	// took is how long nodes were open, on average; 0 until one was closed.
+	// took is the average time from open to close; 0 until a node has closed.
 	took float64
 }
 
-// node is one that is open.
+// node is an open node.
 type node struct {
 	since       uint64
 	alone, late bool
 }
 
-// section is what is known of 16 MiB.
+// section is what is known about 16 MiB of the file.
 type section struct{ read, asked bitmap }
 
-// NewCoverage makes a Coverage. Numbers that are not positive stand for those of DefaultCoverage.
+// NewCoverage makes a Coverage. For numbers that are not positive, DefaultCoverage's are used.
 func NewCoverage(o CoverageOptions) *Coverage {
 	if o.Most <= 0 {
 		o.Most = DefaultCoverage.Most
@@ -145,7 +142,7 @@ func (c *Coverage) Access(rg page.Range, p Pattern, ahead []page.Range) []page.R
 	return ahead
 }
 
-// touch notes that a page was read, and reports whether that is the first time.
+// touch notes that a page was read, and reports whether it was the first time.
 func (c *Coverage) touch(i page.Index) bool {
 	at, bit := place(i)
 	k := c.section(at)
@@ -202,7 +199,7 @@ func (c *Coverage) begin(l int, n page.Index) {
 		x.given = x.given[1:]
 	}
 	if o, is := x.open[n]; is && !o.late {
-		x.leave(o) // what was known of its pages is forgotten, and it is opened again
+		x.leave(o) // its pages were forgotten, and it opens again
 	}
 	before, after := c.reads(n-1, l), c.reads(n+1, l)
 	x.open[n] = node{since: c.now, alone: !before && !after}
@@ -217,13 +214,13 @@ func (c *Coverage) begin(l int, n page.Index) {
 	}
 }
 
-// leave takes a node out of those that are waited for.
+// leave removes a node from the pending ones.
 func (x *level) leave(o node) {
 	x.begun--
 	x.since -= o.since
 }
 
-// close closes a node, unless it is forgotten.
+// close closes a node, unless it was forgotten.
 func (c *Coverage) close(l int, n page.Index) {
 	x := &c.level[l]
 	o, is := x.open[n]
@@ -244,7 +241,7 @@ func (c *Coverage) close(l int, n page.Index) {
 	x.took += (took - x.took) / 16
 }
 
-// count counts a node whose fate is known, or is another than it was taken for, and lets old ones fade.
+// count counts a node whose fate is known or has changed, and lets old ones fade.
 func (x *level) count(alone bool, known, closed float64) {
 	t := &x.nodes[b2i(alone)]
 	t.known += known
@@ -254,8 +251,8 @@ func (x *level) count(alone bool, known, closed float64) {
 	}
 }
 
-// chance returns the chance that a node is closed, given that of the level below. Nodes that are waited for count as
-// lost for as much as their time is over, on average.
+// chance returns the chance that a node closes, given the chance of the level below. Pending nodes count partly as
+// lost, by how much of their time is over on average.
 func (x *level) chance(now uint64, alone bool, below float64) float64 {
 	t := x.nodes[b2i(alone)]
 	all := x.nodes[0].known + x.nodes[1].known
@@ -269,7 +266,7 @@ func (x *level) chance(now uint64, alone bool, below float64) float64 {
 	return (t.closed + trust*below) / (t.known + waiting + trust)
 }
 
-// largest returns the level of the largest node around page i of which enough is expected to be used; 0: none.
+// largest returns the level of the largest node around page i of which enough will be used; 0: none.
 func (c *Coverage) largest(i page.Index) (best int) {
 	use, chance := 1.0, 0.5
 	for l := 1; l <= levels; l++ {
@@ -283,8 +280,8 @@ func (c *Coverage) largest(i page.Index) (best int) {
 	return best
 }
 
-// frontier reports whether nodes of level l are opened in ascending order, or in descending order. Where too few were
-// opened to say, those of the levels below tell.
+// frontier reports whether nodes of level l open in ascending order, and whether in descending order. If too few have
+// opened to tell, it uses a lower level.
 func (c *Coverage) frontier(l int) (up, down bool) {
 	for ; l > 1 && c.level[l].opened < 4; l-- {
 	}
@@ -302,11 +299,11 @@ func (c *Coverage) reads(n page.Index, l int) bool {
 	return k != nil && k.read.any(bit, 1<<l)
 }
 
-// ask appends what was neither read nor asked for of the n pages from start on, as far as credit goes.
+// ask appends those of the n pages from start on that were neither read nor asked for, as far as credit allows.
 func (c *Coverage) ask(start, n page.Index, ahead []page.Range) []page.Range {
 	most := min(c.o.Most, firstCredit+4*c.used)
 	end := min(start+n, c.end)
-	// Credit that comes back page by page is worth no request.
+	// Credit that comes back page by page is not worth a request.
 	if most-c.ahead < min(int64(n), firstCredit)/4 {
 		return ahead
 	}
@@ -326,7 +323,7 @@ func (c *Coverage) ask(start, n page.Index, ahead []page.Range) []page.Range {
 	return ahead
 }
 
-// section returns what is known of a section, for which it makes room by forgetting the one made first.
+// section returns a section. To make room, it forgets the oldest one.
 func (c *Coverage) section(at page.Index) *section {
 	k := c.sections[at]
 	if k != nil {
@@ -349,7 +346,7 @@ func (c *Coverage) forget(at page.Index) {
 	}
 }
 
-// Unused implements Predictor. What was fetched in vain costs as much credit as four times as much use earned.
+// Unused implements Predictor. A page fetched in vain costs as much credit as four used pages earn.
 func (c *Coverage) Unused(rg page.Range) {
 	for i := rg.Start; i < rg.End; {
 		at, bit := place(i)

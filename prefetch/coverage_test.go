@@ -27,7 +27,7 @@ func TestCoverageFetchesNothingAtRandom(t *testing.T) {
 	require.Less(t, n, int64(1000), "of 20,000 pages that were read")
 }
 
-// TestCoverageLearnsTheSizeOfRecords reads records of 16 pages in random order, a quarter of the file.
+// TestCoverageLearnsTheSizeOfRecords reads a quarter of the file's records of 16 pages, in random order.
 func TestCoverageLearnsTheSizeOfRecords(t *testing.T) {
 	c := NewCoverage(DefaultCoverage)
 	const records = 1 << 14
@@ -56,7 +56,7 @@ func TestCoverageFollowsAFrontier(t *testing.T) {
 	there := make(map[page.Index]bool)
 	hits := 0
 	r := rand.New(rand.NewPCG(5, 6))
-	// Steps arrive in random order within 1056 of them.
+	// Steps arrive in random order, within 1056 of their place.
 	const steps = 64 << 10
 	window := make([]int64, 0, 1056)
 	next := int64(0)
@@ -113,7 +113,7 @@ func TestUseEarnsCreditAndDisuseCostsIt(t *testing.T) {
 	require.Equal(t, max(used-4*ahead, 0), c.used)
 }
 
-// TestCoverageKeepsItsBooks reads, truncates and loses pages at random, in a file of which not all can be remembered.
+// TestCoverageKeepsItsBooks reads, truncates and drops pages at random, in a file too large to be remembered whole.
 func TestCoverageKeepsItsBooks(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := NewCoverage(CoverageOptions{Most: 5000, Sections: 3})

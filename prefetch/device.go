@@ -3,26 +3,26 @@ package prefetch
 import "github.com/gaiafs/gaiafs/internal/page"
 
 const (
-	// firstTrust is the most pages that streams may have fetched before any of them was used: 1 MiB. Of the pages that
-	// were, one in trustShare is added.
+	// firstTrust is the most pages that streams may have fetched before any of them was used: 1 MiB. One page is added
+	// for every trustShare used pages.
 	firstTrust = 1 << 20 >> page.Shift
 	trustShare = 8
 )
 
-// Device predicts for a mapping of a device, through which one program goes in order or hundreds of thread blocks in
-// none: Streams finds the few streams that there may be, also backward and with gaps, Coverage what many make together.
-// Streams is quicker to see what few programs do. Where there are many, it takes the end of a record for the middle of
-// a stream again and again, so it has credit that grows with what was used; strides are hardly ever there by chance,
-// and need none. Where the program said that it reads in order, Streams alone opens windows with the first access.
+// Device predicts for a mapping of a device. One program may read it in order, or hundreds of thread blocks in no
+// order. Streams finds a few streams, also backward and with gaps; Coverage finds what many blocks do together. Streams
+// is faster to see what few programs do. But with many blocks, it keeps mistaking the end of a record for the middle of
+// a stream. So it gets credit, which grows with use. Strides hardly ever occur by chance, so they need no credit. If
+// the program says that it reads in order, Streams alone opens windows, from the first access on.
 //
-// It remembers what was asked for and not used yet, so that nothing is asked for twice, and that Unused can be told of
-// pages that were used.
+// It remembers what was asked for and not yet used, so that nothing is asked for twice. So Unused may also name pages
+// that were used.
 type Device struct {
 	streams  *Streams
 	coverage *Coverage
 	ahead    set // asked for and not accessed since
-	// credited are those of ahead that were asked for on credit, owed is their number, used that of those that were
-	// accessed.
+	// credited has the pages of ahead that were asked for on credit, and owed counts them. used counts credited pages
+	// that were accessed.
 	credited   set
 	owed, used int64
 }
@@ -40,14 +40,15 @@ func (d *Device) Access(rg page.Range, p Pattern, ahead []page.Range) []page.Ran
 	if p == Sequential {
 		return d.ask(rg, streams, false, ahead)
 	}
-	// A large access says all about itself with its end.
+	// A large access says everything about itself with its end.
 	last := rg
 	last.Start = max(last.Start, last.End-MaxWindow)
 	ahead = d.ask(rg, d.coverage.Access(last, p, nil), false, ahead)
 	return d.ask(rg, streams, d.streams.way != strided, ahead)
 }
 
-// ask appends what of asked is not accessed now and was not asked for, as far as credit goes if it takes some.
+// ask appends those pages of asked that are not accessed now and were not asked for. With credit, it stops when there
+// is none left.
 func (d *Device) ask(now page.Range, asked []page.Range, credit bool, ahead []page.Range) []page.Range {
 	for _, a := range asked {
 		for i := a.Start; i < a.End; i++ {
@@ -69,7 +70,7 @@ func (d *Device) ask(now page.Range, asked []page.Range, credit bool, ahead []pa
 	return ahead
 }
 
-// drop takes pages out of those that were asked for, and returns how many of them on credit.
+// drop removes pages from those asked for. It returns how many of them were on credit.
 func (d *Device) drop(rg page.Range) (credited int64) {
 	for _, run := range d.credited.in(rg) {
 		credited += run.Len()
@@ -80,7 +81,7 @@ func (d *Device) drop(rg page.Range) (credited int64) {
 	return credited
 }
 
-// Unused implements Predictor. What was fetched in vain costs as much credit as so much use earned.
+// Unused implements Predictor. A page fetched in vain on credit costs as much credit as trustShare used pages earn.
 func (d *Device) Unused(rg page.Range) {
 	for _, unread := range d.ahead.in(rg) {
 		d.streams.Unused(unread)

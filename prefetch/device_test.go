@@ -9,7 +9,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// reads makes n accesses of size pages, one behind the other, and returns what was asked for besides.
+// reads makes n adjacent accesses of size pages, and returns what else was asked for.
 func reads(d *Device, at page.Index, n int, size page.Index, p Pattern) (asked []page.Range, end page.Index) {
 	for range n {
 		asked = d.Access(page.Range{Start: at, End: at + size}, p, asked)
@@ -29,7 +29,7 @@ func TestDeviceAsksForNothingTwice(t *testing.T) {
 		seen.add(a)
 	}
 	require.Greater(t, len(seen.in(page.Range{End: 1 << 16})), 0)
-	require.Empty(t, d.ahead.in(page.Range{End: endless}), "all of it was read")
+	require.Empty(t, d.ahead.in(page.Range{End: endless}), "everything was read")
 	require.Zero(t, d.owed)
 }
 
@@ -46,8 +46,8 @@ func TestDeviceKeepsToAdvice(t *testing.T) {
 	require.Empty(t, asked)
 }
 
-// TestDeviceLearnsFromWhatWasUnused: pages that were fetched and given up unread make windows smaller; pages that were
-// read and given up do not.
+// TestDeviceLearnsFromWhatWasUnused: pages that were fetched and dropped unread make windows smaller; pages that were
+// read and dropped do not.
 func TestDeviceLearnsFromWhatWasUnused(t *testing.T) {
 	window := func(d *Device) int64 { return d.streams.all[0].window }
 	d := NewDevice()
@@ -62,7 +62,7 @@ func TestDeviceLearnsFromWhatWasUnused(t *testing.T) {
 	require.NotEmpty(t, asked, "it goes on")
 }
 
-// TestDeviceReadsLittleInVain: whatever the accesses are, what is fetched and never used is bounded.
+// TestDeviceReadsLittleInVain: for any accesses, the amount that is fetched and never used is bounded.
 func TestDeviceReadsLittleInVain(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(5, 1))
 	d := NewDevice()

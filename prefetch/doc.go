@@ -1,23 +1,23 @@
-// Package prefetch decides what to read ahead: accesses go in, ranges of pages come out. It is pure: no I/O, no locks,
+// Package prefetch decides what to read ahead. Accesses go in, ranges of pages come out. It is pure: no I/O, no locks,
 // no clock.
 //
 // # Model
 //
-// A Predictor watches the accesses of one file and knows pages, not handles: programs that share a file are told apart
-// by where they read. It sees every access, those of pages that are there included, in any order. What it returns is a
-// proposal: the caller leaves out what is there already, or is on its way, and need not fetch the rest. The caller says
-// where the file ends (Resize), and which pages went unused (Unused).
+// A Predictor watches the accesses of one file. It knows pages, not handles: it tells programs that share a file apart
+// by where they read. It sees every access, in any order, including accesses to pages that are present. What it returns
+// is a proposal: the caller omits pages that are present or on their way, and need not fetch the rest. The caller
+// reports the end of the file (Resize) and pages that went unused (Unused).
 //
-// There are two to build with. Streams is for few programs that read in order: forward, backward or in strides, several
-// of them in one file. Coverage is for massive threading, where hundreds of blocks read at once and no order is to be
-// seen: it learns how much of the surroundings of a page is read once the page was. Device has both. Two others are
-// what they are compared with: Kernel does as Linux's read-ahead, Tree as NVIDIA's driver for unified memory.
+// There are two basic predictors. Streams is for a few programs that read in order: forward, backward or in strides,
+// several of them in one file. Coverage is for massive threading, when hundreds of blocks read at once in no visible
+// order: it learns how much of a page's surroundings is read once the page was. Device combines both. Two others serve
+// as comparisons: Kernel does what Linux's read-ahead does, Tree what NVIDIA's driver does for unified memory.
 //
-// Windows follow the GAIA thesis, section 4.2: at least 512 KiB for what is known to be sequential, at most 16 MiB.
+// Windows follow the GAIA thesis, section 4.2: at least 512 KiB for accesses known to be sequential, at most 16 MiB.
 //
-// Package trace has a file format for recorded accesses, package replay scores predictors on them.
+// Package trace has a file format for recorded accesses. Package replay scores predictors on such traces.
 //
 // # What it does not do
 //
-// It knows neither what is resident nor how long a fetch takes, and holds no bytes.
+// It does not know what is resident or how long a fetch takes, and it holds no bytes.
 package prefetch

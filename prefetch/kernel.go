@@ -6,18 +6,18 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// kernelWindow is the largest window of Linux for a disk, unless it is told otherwise (read_ahead_kb): 128 KiB.
+// kernelWindow is Linux's default for the largest window of a disk (read_ahead_kb): 128 KiB.
 const kernelWindow = 128 << 10 >> page.Shift
 
-// Kernel predicts as Linux's read-ahead does (mm/readahead.c, since 2.6.23), with one window for the file: the programs
-// read through one descriptor, as they do where a daemon reads for them. It is there to compare with.
+// Kernel predicts as Linux's read-ahead does (mm/readahead.c, since 2.6.23), with one window per file: all programs
+// read through one descriptor, as they do if a daemon reads for them. It serves as a comparison.
 type Kernel struct {
 	most  int64 // pages of the largest window
-	there set   // pages that are there, or on their way
+	there set   // pages that are present or on their way
 	end   page.Index
 
-	// The window is the size pages at start; an access of the first of its last async pages, which is marked, has the
-	// next window fetched.
+	// The window is size pages from start on. The first of its last async pages is marked: an access to it fetches the
+	// next window.
 	start       page.Index
 	size, async int64
 	marks       set
@@ -48,7 +48,7 @@ func (k *Kernel) Access(rg page.Range, p Pattern, ahead []page.Range) []page.Ran
 	return ahead
 }
 
-// missed reads for an access of n pages from i on, the first of which is not there.
+// missed handles an access of n pages from i on, whose first page is not present.
 func (k *Kernel) missed(i page.Index, n int64, ahead []page.Range) []page.Range {
 	switch {
 	case i > 0 && (i == k.start+page.Index(k.size-k.async) || i == k.start+page.Index(k.size)):
@@ -61,13 +61,13 @@ func (k *Kernel) missed(i page.Index, n int64, ahead []page.Range) []page.Range 
 		}
 		return k.submit(i, ahead)
 	}
-	// Pages before it that are there are the trace of a stream that is not the last one.
+	// Present pages right before it are the trace of a stream other than the last one.
 	before := int64(0)
 	for before < k.most && i-page.Index(before) > 0 && k.there.has(i-page.Index(before)-1) {
 		before++
 	}
 	if before <= n {
-		k.there.add(page.Range{Start: i, End: i + page.Index(n)}) // random: what is asked for
+		k.there.add(page.Range{Start: i, End: i + page.Index(n)}) // random: only what was asked for
 		return ahead
 	}
 	if page.Index(before) >= i {
@@ -77,12 +77,12 @@ func (k *Kernel) missed(i page.Index, n int64, ahead []page.Range) []page.Range 
 	return k.submit(i, ahead)
 }
 
-// marked reads the next window for an access that came to a mark.
+// marked fetches the next window for an access that reached a mark.
 func (k *Kernel) marked(i page.Index, n int64, ahead []page.Range) []page.Range {
 	if i == k.start+page.Index(k.size-k.async) {
 		return k.next(i, ahead)
 	}
-	// A mark of another stream, whose window is found again by what is there.
+	// The mark is of another stream. Its window is found again by the pages that are present.
 	start := i + 1
 	for k.there.has(start) {
 		if int64(start-i) >= k.most {
@@ -103,7 +103,7 @@ func (k *Kernel) next(i page.Index, ahead []page.Range) []page.Range {
 	return k.submit(i, ahead)
 }
 
-// first is the size of the first window for an access of n pages.
+// first returns the size of the first window for an access of n pages.
 func (k *Kernel) first(n int64) int64 {
 	size := int64(1) << bits.Len64(uint64(max(n, 1)-1))
 	switch {
@@ -115,7 +115,7 @@ func (k *Kernel) first(n int64) int64 {
 	return k.most
 }
 
-// grow is the size of the window after one of that size.
+// grow returns the size of the next window after one of the given size.
 func (k *Kernel) grow(size int64) int64 {
 	switch {
 	case size < k.most/16:

@@ -8,17 +8,17 @@ import (
 )
 
 const (
-	// MinWindow is the first window of a stream known to be sequential, in pages (512 KiB).
+	// MinWindow is the first window of a stream that is known to be sequential, in pages (512 KiB).
 	MinWindow = 512 << 10 >> page.Shift
-	// MaxWindow bounds the window, in pages (16 MiB).
+	// MaxWindow is the largest window, in pages (16 MiB).
 	MaxWindow = 16 << 20 >> page.Shift
 )
 
-// Pattern is what the program said of its accesses.
+// Pattern is what a program said about its accesses.
 type Pattern uint8
 
 const (
-	// Unknown leaves it to be found out.
+	// Unknown means that the predictor has to find out.
 	Unknown Pattern = iota
 	// Sequential opens a window with the first access.
 	Sequential
@@ -28,22 +28,22 @@ const (
 
 // Predictor watches the accesses of one file. Calls must not overlap.
 type Predictor interface {
-	// Access says that a program accesses the pages of rg, which the caller sees to, and appends what to fetch besides
-	// to ahead: ranges within the file, the most urgent first. They may overlap what is there already.
+	// Access says that a program accesses the pages of rg, which the caller fetches. It appends to ahead what else to
+	// fetch: ranges within the file, most urgent first. They may overlap pages that are present.
 	Access(rg page.Range, p Pattern, ahead []page.Range) []page.Range
-	// Unused says that pages of rg that were fetched ahead are there no more and nobody accessed them.
+	// Unused says that pages of rg that were fetched ahead have been dropped, and that nobody accessed them.
 	Unused(rg page.Range)
-	// Resize says that the file ends before page end. Until it is called, the file has no end. What was known of pages
-	// past end is forgotten.
+	// Resize says that the file ends before page end. Until it is called, the file has no end. Facts about pages past
+	// end are forgotten.
 	Resize(end page.Index)
 }
 
-// predictors are in the order in which people want to see them.
+// predictors are listed in the order in which people want to see them.
 var predictors = choices.Table[func() Predictor]{
 	{Name: "none", About: "fetches nothing ahead", Of: func() Predictor { return none{} }},
 	{Name: "kernel", About: "Linux's read-ahead with windows of 128 KiB",
 		Of: func() Predictor { return NewKernel(kernelWindow) }},
-	{Name: "tree", About: "64 KiB blocks, and all of a part of 2 MiB of which more than half is there",
+	{Name: "tree", About: "64 KiB blocks, and all of a part of 2 MiB if more than half of it is there",
 		Of: func() Predictor { return NewTree() }},
 	{Name: "streams", About: "sequential, strided and reverse streams, windows up to 4 MiB",
 		Of: func() Predictor { return NewStreams(CPUStreams) }},
@@ -55,13 +55,13 @@ var predictors = choices.Table[func() Predictor]{
 		Of: func() Predictor { return NewDevice() }},
 }
 
-// Names returns the names that New knows.
+// Names returns the names of all predictors.
 func Names() []string { return predictors.Names() }
 
-// About says in one line what the predictor of that name does.
+// About says in one line what the named predictor does.
 func About(name string) string { return predictors.About(name) }
 
-// New makes the predictor of that name for one file.
+// New makes the named predictor for one file.
 func New(name string) (Predictor, error) {
 	newOne, err := predictors.Find(name, "predictor %q")
 	if err != nil {
@@ -70,7 +70,7 @@ func New(name string) (Predictor, error) {
 	return newOne(), nil
 }
 
-// endless is the end of a file of which nobody said where it ends.
+// endless is the end of a file whose end is not known.
 const endless = page.Index(math.MaxInt64 >> page.Shift)
 
 // none fetches nothing ahead.
@@ -80,7 +80,7 @@ func (none) Access(_ page.Range, _ Pattern, ahead []page.Range) []page.Range { r
 func (none) Unused(page.Range)                                               {}
 func (none) Resize(page.Index)                                               {}
 
-// add appends the part of rg that lies before end, joined with the last range where it continues that.
+// add appends the part of rg before end, and joins it with the last range if they are adjacent.
 func add(ahead []page.Range, rg page.Range, end page.Index) []page.Range {
 	rg = rg.Intersect(page.Range{End: end})
 	if rg.Empty() {

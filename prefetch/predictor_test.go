@@ -9,12 +9,12 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// pages is the n pages from start on.
+// pages returns the n pages from start on.
 func pages(start, n int64) page.Range {
 	return page.Range{Start: page.Index(start), End: page.Index(start + n)}
 }
 
-// access is one access of unknown pattern.
+// access makes one access of unknown pattern.
 func access(p Predictor, rg page.Range) []page.Range { return p.Access(rg, Unknown, nil) }
 
 func TestPredictorsAreMadeByName(t *testing.T) {
@@ -30,7 +30,7 @@ func TestPredictorsAreMadeByName(t *testing.T) {
 	require.Empty(t, About("oracle"))
 }
 
-// TestPredictionsLieWithinTheFile drives every predictor with accesses, changes of size and losses in any order.
+// TestPredictionsLieWithinTheFile drives every predictor with accesses, changes of size and drops, in any order.
 func TestPredictionsLieWithinTheFile(t *testing.T) {
 	for _, name := range Names() {
 		t.Run(name, func(t *testing.T) {
@@ -79,7 +79,7 @@ func TestPredictionsLieWithinTheFile(t *testing.T) {
 	}
 }
 
-// TestWithoutASizeTheFileHasNoEnd shows that predictors work before they are told where the file ends.
+// TestWithoutASizeTheFileHasNoEnd: predictors work before they are told where the file ends.
 func TestWithoutASizeTheFileHasNoEnd(t *testing.T) {
 	for _, name := range Names() {
 		p, err := New(name)
@@ -97,7 +97,7 @@ func TestTreeFetchesTheRestOfWhatIsMostlyThere(t *testing.T) {
 	tree := NewTree()
 	block := func(k, n int64) page.Range { return pages(k*treeBlock, n*treeBlock) }
 	require.Equal(t, []page.Range{block(0, 1)}, access(tree, pages(3, 1)), "the block of the page")
-	require.Empty(t, access(tree, pages(4, 2)), "that is on its way")
+	require.Empty(t, access(tree, pages(4, 2)), "the block is on its way")
 	require.Equal(t, []page.Range{block(2, 1)}, access(tree, pages(2*treeBlock, 1)), "2 of 4 is not more than half")
 	require.Equal(t, []page.Range{block(1, 1), block(3, 1)}, access(tree, pages(treeBlock, 1)), "3 of 4 is")
 }

@@ -24,7 +24,7 @@ func (b *bitmap) has(i int) bool { return b[i/64]>>(i%64)&1 != 0 }
 func (b *bitmap) add(i int)      { b[i/64] |= 1 << (i % 64) }
 func (b *bitmap) drop(i int)     { b[i/64] &^= 1 << (i % 64) }
 
-// any reports whether one of the n bits from i on is set; n is a power of two and i a multiple of it.
+// any reports whether one of the n bits from i on is set. n is a power of two, and i a multiple of n.
 func (b *bitmap) any(i, n int) bool {
 	if n < 64 {
 		return b[i/64]>>(i%64)&(1<<n-1) != 0

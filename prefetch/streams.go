@@ -2,68 +2,68 @@ package prefetch
 
 import "github.com/gaiafs/gaiafs/internal/page"
 
-// StreamsOptions says how far Streams reads ahead, in pages.
+// StreamsOptions limits how far Streams reads ahead, in pages.
 type StreamsOptions struct {
-	// First is the first window of a stream that is known to be sequential. One that was just found begins with a
-	// quarter of it, or less where many of them came to nothing, but always with two accesses.
+	// First is the first window of a stream that is known to be sequential. A stream that was just found begins with a
+	// quarter of it, or with less if many of them ended early, but at least with two accesses.
 	First int64
 	// Most bounds the windows.
 	Most int64
-	// Table is the number of streams that are told apart in one file.
+	// Table is how many streams are tracked in one file.
 	Table int
 }
 
-// DeviceStreams are the windows of the thesis, for transfers to devices; CPUStreams those for programs on the CPU, each
-// of which waits behind what is read ahead for others.
+// DeviceStreams has the thesis's windows, for transfers to devices. CPUStreams is for programs on the CPU, each of
+// which may wait behind what is read ahead for others.
 var (
 	DeviceStreams = StreamsOptions{First: MinWindow, Most: MaxWindow, Table: 64}
 	CPUStreams    = StreamsOptions{First: MinWindow, Most: 4 << 20 >> page.Shift, Table: 64}
 )
 
 const (
-	// strideReach is the most pages from one access of a strided stream to the next: 16 MiB.
+	// strideReach is the largest distance, in pages, between accesses of a strided stream: 16 MiB.
 	strideReach = 16 << 20 >> page.Shift
-	// stridePieces is the most pieces that are read ahead of a strided stream.
+	// stridePieces is how many pieces are read ahead of a strided stream, at most.
 	stridePieces = 64
 )
 
-// Streams knows several streams in one file, each by where it read last and where it is expected next: the page after
-// the last one, the pages before it, or as far on as it went the last time. A stream's window doubles whenever half of
-// it was read, and is halved for what it had fetched in vain. The stream that was continued longest ago makes room for
-// a new one; if it left most of its window unread, new ones begin with half as much as before, until one has grown.
+// Streams tracks several streams in one file, each by its last access and where the next one is expected: right after
+// it, right before it, or as far away as the last time. A stream's window doubles whenever half of it was read, and is
+// halved when pages went unused. A new stream replaces the one that was idle for longest. If that one left most of its
+// window unread, new streams begin with half as much, until one has grown.
 type Streams struct {
 	o     StreamsOptions
-	first int64 // pages that a stream begins with that was just found
+	first int64 // first window of a stream that was just found
 	end   page.Index
 	clock uint64
 	all   []stream
-	// way is that of the stream that the last access had something fetched for; alone if there was none.
+	// way is the direction of the stream for which the last access fetched something; alone if there was none.
 	way direction
 }
 
-// direction is how a stream goes on.
+// direction is how a stream continues.
 type direction uint8
 
 const (
-	alone    direction = iota // one access: it may go on in any way
+	alone    direction = iota // one access: the stream may continue in any way
 	forward                   // the next access begins where the last one ended
 	backward                  // the next access ends where the last one began
 	strided                   // the next access begins stride pages from where the last one began
 )
 
-// stream is one of them.
+// stream is a tracked stream.
 type stream struct {
 	last   page.Range
 	way    direction
-	stride int64 // pages; of one that is alone, where it may be going
-	window int64 // pages that will be read and are fetched before; 0 while there is none
-	// ahead is up to where it was asked for: the end of that, the start if backward, the start of the last piece if
+	stride int64 // pages; while alone, a guess
+	window int64 // pages to fetch ahead of the reads; 0 if there is none yet
+	// ahead is how far was asked for: the end of that, or its start if backward, or the start of the last piece if
 	// strided.
 	ahead page.Index
 	used  uint64 // the clock of the last access
 }
 
-// NewStreams makes a Streams. Numbers that are not positive stand for those of DeviceStreams.
+// NewStreams makes a Streams. For numbers that are not positive, DeviceStreams' are used.
 func NewStreams(o StreamsOptions) *Streams {
 	if o.First <= 0 {
 		o.First = DeviceStreams.First
@@ -98,7 +98,7 @@ func (s *Streams) Access(rg page.Range, p Pattern, ahead []page.Range) []page.Ra
 			ahead = s.ask(x, ahead)
 		}
 		return ahead
-	case way == alone: // pages that the stream has just been at
+	case way == alone: // pages that the stream has just read
 		x.used = s.clock
 		return ahead
 	case way != x.way:
@@ -124,9 +124,8 @@ func (s *Streams) Access(rg page.Range, p Pattern, ahead []page.Range) []page.Ra
 	return s.ask(x, ahead)
 }
 
-// find returns the stream that an access continues, and how: alone if it only reads what that has just read or passed.
-// Where there is none, guess is the stride from the nearest stream that an access of its own may have begun; 0: there
-// is none.
+// find returns the stream that an access continues, and how: alone means that it rereads what the stream has just read
+// or passed. If there is no such stream, guess is the stride from the nearest lone stream, 0 if there is none.
 func (s *Streams) find(rg page.Range) (again *stream, way direction, guess int64) {
 	reach := int64(strideReach) + 1
 	var early *stream
@@ -137,15 +136,15 @@ func (s *Streams) find(rg page.Range) (again *stream, way direction, guess int64
 		switch {
 		case rg.Start >= l.Start && rg.End <= l.End:
 			again = x
-		// Accesses that are not of whole pages share one with the next.
+		// Accesses of partial pages share a page with the next one.
 		case (x.way == alone || x.way == forward) && rg.Start >= l.Start && rg.Start <= l.End && rg.End > l.End:
 			return x, forward, 0
 		case (x.way == alone || x.way == backward) && rg.End <= l.End && rg.End >= l.Start && rg.Start < l.Start:
 			return x, backward, 0
-		// Two accesses are a stride by chance only; the same stride twice is one.
+		// A single jump may be chance; the same jump twice is a stride.
 		case (x.way == alone || x.way == strided) && jump == x.stride && jump != 0:
 			return x, strided, 0
-		// Several accesses of one stream are under way at once, and come in any order.
+		// Several accesses of a stream may be in progress at once, and come in any order.
 		case x.way == forward && rg.Start > l.End && rg.End <= x.ahead:
 			early = x
 		case x.way == forward && rg.End <= l.End && rg.Start >= l.Start-page.Index(x.window):
@@ -160,7 +159,7 @@ func (s *Streams) find(rg page.Range) (again *stream, way direction, guess int64
 	return again, alone, guess
 }
 
-// replace returns a place for a new stream.
+// replace returns the slot for a new stream.
 func (s *Streams) replace() *stream {
 	if len(s.all) < s.o.Table {
 		s.all = append(s.all, stream{})
@@ -178,7 +177,7 @@ func (s *Streams) replace() *stream {
 	return oldest
 }
 
-// unread returns the pages that were asked for ahead and not read: of a strided stream without those in between.
+// unread returns how many pages were asked for ahead and not read. For a strided stream, skipped pages do not count.
 func (x *stream) unread() int64 {
 	switch x.way {
 	case backward:
@@ -189,7 +188,7 @@ func (x *stream) unread() int64 {
 	return max(int64(x.ahead-x.last.End), 0)
 }
 
-// ask appends what the stream's window has and was not asked for.
+// ask appends the part of the stream's window that was not asked for.
 func (s *Streams) ask(x *stream, ahead []page.Range) []page.Range {
 	switch x.way {
 	case forward:
@@ -217,8 +216,8 @@ func (s *Streams) ask(x *stream, ahead []page.Range) []page.Range {
 	return ahead
 }
 
-// Unused implements Predictor. The window of a stream that had the pages fetched is halved; one that gets smaller than
-// the stream's accesses is closed, and the stream is to be found again.
+// Unused implements Predictor. It halves the window of the stream that had the pages fetched. If the window becomes
+// smaller than the stream's accesses, the stream starts over as a lone access.
 func (s *Streams) Unused(rg page.Range) {
 	for i := range s.all {
 		x := &s.all[i]
@@ -230,7 +229,7 @@ func (s *Streams) Unused(rg page.Range) {
 			*x = stream{last: x.last, used: x.used, ahead: x.last.End}
 			continue
 		}
-		// They are to be fetched again should the stream come that far.
+		// The pages are fetched again if the stream gets there.
 		switch x.way {
 		case forward:
 			x.ahead = min(x.ahead, max(rg.Start, x.last.End))

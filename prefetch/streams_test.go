@@ -47,8 +47,8 @@ func TestStreamsThatEndEarlyMakeTheNextOnesCareful(t *testing.T) {
 	require.EqualValues(t, DeviceStreams.First/4, s.first, "a long stream restores the trust")
 }
 
-// scan reads with n pages an access and returns what was fetched before it was asked for, the most that was ahead, and
-// what was fetched and not read.
+// scan reads with n pages per access. It returns how much was fetched before it was asked for, the most that was ahead
+// at a time, and how much was fetched and not read.
 func scan(t *testing.T, s *Streams, at func(k int64) page.Range, accesses int64) (hits, most, left int64) {
 	t.Helper()
 	there := make(map[page.Index]bool)
@@ -126,8 +126,7 @@ func TestAccessesOfPartsOfPagesAreOneStream(t *testing.T) {
 	require.Len(t, s.all, 1)
 }
 
-// TestAccessesComeInAnyOrder: as many as a kernel has under way at once, each after some that began later, are one
-// stream.
+// TestAccessesComeInAnyOrder: several accesses in progress at once, each begun after some later ones, are one stream.
 func TestAccessesComeInAnyOrder(t *testing.T) {
 	for _, together := range []int64{2, 4, 8} {
 		rnd := rand.New(rand.NewPCG(1, uint64(together)))
@@ -179,7 +178,7 @@ func TestWindowsShrinkWithWhatIsUnused(t *testing.T) {
 	s.Unused(pages(200, 16))
 	require.Equal(t, window/2, s.all[0].window)
 	s.Unused(pages(1<<30, 16))
-	require.Equal(t, window/2, s.all[0].window, "that was not of the stream")
+	require.Equal(t, window/2, s.all[0].window, "the stream did not fetch that")
 	for range 20 {
 		s.Unused(pages(200, 16))
 	}

@@ -7,16 +7,16 @@ import (
 )
 
 const (
-	// treeBlock is the pages of a block (64 KiB), treeRegion the blocks of a region (2 MiB).
+	// treeBlock is the size of a block in pages (64 KiB), treeRegion that of a region in blocks (2 MiB).
 	treeBlock  = 64 << 10 >> page.Shift
 	treeRegion = 32
 )
 
-// Tree is the prefetcher of NVIDIA's driver for unified memory, as Ganguly et al. describe it: what is fetched is a
-// block; and where more than half of a part of a region is there, the part being a power of two of blocks, the rest of
-// the part is fetched too.
+// Tree is the prefetcher of NVIDIA's driver for unified memory, as Ganguly et al. describe it. It fetches whole blocks.
+// A part of a region is an aligned power-of-two number of blocks. If more than half of a part is there, Tree fetches
+// the rest of it.
 type Tree struct {
-	// regions has the blocks that are there, or on their way: a bit each.
+	// regions has a bit for each block that is there or on its way.
 	regions map[page.Index]uint32
 	end     page.Index
 }

@@ -73,7 +73,7 @@ func TestDebugAndProfile(t *testing.T) {
 	}
 	r = execute(t, asUser(t, 65534, command(t, "profile", s.mountpoint, "-o", "-")))
 	require.Equal(t, exitFailure, r.code)
-	require.Contains(t, r.err, "only root and the user who mounted may look into the daemon")
+	require.Contains(t, r.err, "only root and the user who mounted may profile the daemon")
 	s.signal(t, syscall.SIGTERM)
 	require.Equal(t, exitOK, s.end(t))
 }

@@ -213,7 +213,7 @@ func TestCommandUsage(t *testing.T) {
 		{[]string{"mount", "--log-level=loud", "a", "b"}, "none of debug, info, warn, error"},
 		{[]string{"mount", "--socket=here", "a", "b"}, "--socket here: the path must be absolute"},
 		{[]string{"mount", "--socket=/" + strings.Repeat("x", 103), "a", "b"},
-			"has 104 bytes and at most 103 are possible: choose a shorter one"},
+			"has 104 bytes, but at most 103 are possible: choose a shorter one"},
 		{[]string{"mount", "--gpus=emulated:1", "--gpu-memory=1", "a", "b"},
 			"--gpu-memory is 1 bytes, but a device needs at least 2MiB; leave it out to have gaiafs choose"},
 		{[]string{"mount", "--gpu-memory=2047K", "a", "b"}, "a device needs at least 2MiB"},
@@ -282,7 +282,7 @@ func TestCommandRefusesBadPlaces(t *testing.T) {
 			{[]string{p.source, p.source}, "are the same directory"},
 			{[]string{p.source, inside}, "is inside SOURCE"},
 			{[]string{inside, p.source}, "which would hide it"},
-			{[]string{"--socket=" + file, p.source, p.mountpoint}, "no socket is in the way"},
+			{[]string{"--socket=" + file, p.source, p.mountpoint}, "is not a socket is in the way"},
 		} {
 			args := append([]string{"mount", "--log-file=" + p.log}, c.args...)
 			if daemon {

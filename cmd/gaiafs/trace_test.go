@@ -245,7 +245,7 @@ func TestCommandTraceOfAPattern(t *testing.T) {
 	}{
 		{[]string{"replay", cut}, exitFailure, "is cut short after"},
 		{[]string{"show", cut}, exitFailure, "--partial"},
-		{[]string{"show", write("other", other)}, exitFailure, "it has version 9, this gaiafs reads 1"},
+		{[]string{"show", write("other", other)}, exitFailure, "it has version 9, but this gaiafs reads 1"},
 		{[]string{"show", write("png", bytes.Repeat([]byte("PNG"), 100))}, exitFailure, "is not a trace of gaiafs"},
 		{[]string{"show", dir}, exitFailure, "is a directory"},
 		{[]string{"show", dir + "/missing"}, exitFailure, "no such file"},

@@ -127,7 +127,7 @@ func TestFilesOfOthers(t *testing.T) {
 	require.Equal(t, exitOK, as("warm", shared).code)
 	r = as("evict", shared)
 	require.Equal(t, exitFailure, r.code)
-	require.Contains(t, r.err, "only root and the user who mounted may take files from devices")
+	require.Contains(t, r.err, "only root and the user who mounted may evict files")
 	require.NoError(t, errors.Join(m.Close(), f.Close()))
 	s.signal(t, syscall.SIGTERM)
 	require.Equal(t, exitOK, s.end(t))

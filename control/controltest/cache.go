@@ -18,7 +18,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// ExtentSize is the size of the extents of a Cache, unless its field says otherwise.
+// ExtentSize is the default of Cache.Extent.
 const ExtentSize = 2 << 20
 
 // maxMapping bounds the length of a mapping.
@@ -28,32 +28,32 @@ const maxMapping = 64 << 20
 type Cache struct {
 	// Devices is the number of devices, 0 to Devices-1.
 	Devices int
-	// Kind is the kind of their memory: 1, emulated, where it is 0.
+	// Kind is the kind of their memory; 0 means 1, emulated.
 	Kind uint8
-	// UUIDs are those of the devices, if they have any.
+	// UUIDs has the devices' UUIDs, if they have any.
 	UUIDs []gpubackend.UUID
-	// Extent is the size of extents: ExtentSize where it is 0.
+	// Extent is the size of extents; 0 means ExtentSize.
 	Extent int64
 	// Gate, if not nil, is called by Acquire and may block until its context ends.
 	Gate func(ctx context.Context) error
 	// MapGate is the same for Map.
 	MapGate func(ctx context.Context) error
-	// Advised, if not nil, gets every advice.
+	// Advised, if not nil, receives every advice.
 	Advised func(off, n int64, a pagecache.Advice)
 	// PastEnd is what the next TakePastEnd of a mapping returns.
 	PastEnd atomic.Int64
 	// Abandoned counts the mappings that were abandoned.
 	Abandoned atomic.Int64
-	// DoneGate, if not nil, is called by the end of each bracket, and may block.
+	// DoneGate, if not nil, is called at the end of each bracket, and may block.
 	DoneGate func()
-	// MapError, if not nil, is what Map fails with.
+	// MapError, if not nil, is the error of Map.
 	MapError error
 
 	version atomic.Uint64 // of the last group
 
 	mu      sync.Mutex
 	copies  map[copyKey]*replica // guarded by mu
-	mapped  int                  // mappings that live; guarded by mu
+	mapped  int                  // live mappings; guarded by mu
 	unmaps  int                  // mappings that ended; guarded by mu
 	changed chan struct{}        // closed when mapped changes; guarded by mu
 }
@@ -136,7 +136,7 @@ func (bracket) Kept() bool { return false }
 
 func (c *Cache) kind() uint8 { return max(c.Kind, 1) }
 
-// Kinds has the bit of the one kind.
+// Kinds has the bit of the cache's one kind.
 func (c *Cache) Kinds() uint32 { return 1 << (c.kind() - 1) }
 
 func (c *Cache) countLocked(d int) {
@@ -150,14 +150,14 @@ func (c *Cache) countLocked(d int) {
 	}
 }
 
-// Mapped returns the number of mappings that live, and of those that ended.
+// Mapped returns the numbers of live and of ended mappings.
 func (c *Cache) Mapped() (live, ended int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.mapped, c.unmaps
 }
 
-// WaitMapped waits until n mappings live.
+// WaitMapped waits until n mappings are live.
 func (c *Cache) WaitMapped(ctx context.Context, n int) error {
 	for {
 		c.mu.Lock()
@@ -178,7 +178,7 @@ func (c *Cache) WaitMapped(ctx context.Context, n int) error {
 	}
 }
 
-// Close frees all memory. No mapping may live.
+// Close frees all memory. No mapping may be live.
 func (c *Cache) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -262,7 +262,7 @@ func (e *extent) free() {
 
 func procPath(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
 
-// pages calls do for every page of the range, with the bytes of the device and the base.
+// pages calls do for every page of the range, with the device's bytes and the base.
 func (r *replica) pages(off, n, size int64, do func(at int64, mem, base []byte) (bool,
 	error)) (count int64, err error) {
 	for p := range page.Covering(off, n).Len() {
@@ -280,7 +280,7 @@ func (r *replica) pages(off, n, size int64, do func(at int64, mem, base []byte) 
 	return count, nil
 }
 
-// refresh merges home into the device.
+// refresh merges home into the device's pages.
 func (r *replica) refresh(off, n, size int64) (int64, error) {
 	now := make([]byte, page.Size)
 	return r.pages(off, n, size, func(at int64, mem, base []byte) (bool, error) {
@@ -301,7 +301,7 @@ func (r *replica) refresh(off, n, size int64) (int64, error) {
 	})
 }
 
-// collect brings the device's stores home.
+// collect writes the device's stores home.
 func (r *replica) collect(off, n, size int64) (int64, error) {
 	sig, err := r.home.Signature()
 	if err != nil {
@@ -334,7 +334,7 @@ func (m *Mapping) Device() control.Device {
 	return d
 }
 
-// Movable is false: nothing moves here.
+// Movable is false, because nothing moves here.
 func (m *Mapping) Movable() bool { return false }
 
 // Extents returns the extents that cover the mapping.
@@ -352,7 +352,7 @@ func (m *Mapping) Acquire(ctx context.Context, off, n int64, launder bool) (int6
 	return m.replica.refresh(m.req.Off+off, n, m.extentSize())
 }
 
-// Release brings the device's stores home.
+// Release writes the device's stores home.
 func (m *Mapping) Release(ctx context.Context, off, n int64) (int64, error) {
 	m.replica.mu.Lock()
 	defer m.replica.mu.Unlock()
@@ -375,7 +375,7 @@ func (m *Mapping) Sync(ctx context.Context, off, n int64, durable bool) error {
 	return m.replica.home.Sync()
 }
 
-// Advise reports the advice.
+// Advise sends the advice to Advised.
 func (m *Mapping) Advise(ctx context.Context, off, n int64, a pagecache.Advice) error {
 	if m.cache.Advised != nil {
 		m.cache.Advised(off, n, a)
@@ -383,7 +383,7 @@ func (m *Mapping) Advise(ctx context.Context, off, n int64, a pagecache.Advice) 
 	return nil
 }
 
-// Abandon is counted.
+// Abandon counts the mapping as abandoned.
 func (m *Mapping) Abandon() { m.cache.Abandoned.Add(1) }
 
 // Unmap releases everything and ends the mapping.

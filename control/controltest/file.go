@@ -11,7 +11,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// File is an ordinary file in the role of an open file of a mount. It implements pagecache.Source.
+// File is an ordinary file that plays an open file of a mount. It implements pagecache.Source.
 type File struct {
 	f      *os.File
 	id     pagecache.FileID
@@ -19,7 +19,7 @@ type File struct {
 	closed atomic.Bool
 }
 
-// NewFile wraps f, which it closes in Close.
+// NewFile wraps f. Close closes f.
 func NewFile(f *os.File) (*File, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
@@ -39,7 +39,7 @@ func (f *File) Readable() bool       { return f.mode != unix.O_WRONLY }
 func (f *File) Writable() bool       { return f.mode != unix.O_RDONLY }
 func (f *File) Open() bool           { return !f.closed.Load() }
 
-// Close is the last close of the client's descriptor.
+// Close stands for the last close of the client's descriptor.
 func (f *File) Close() error {
 	f.closed.Store(true)
 	return f.f.Close()
@@ -58,14 +58,14 @@ func (f *File) OpenHome(writable bool) (pagecache.Home, error) {
 	return home{h, writable}, nil
 }
 
-// Kernel has nothing to drop: who reads the file reads home.
+// Kernel has nothing to drop, because readers of the file read home.
 func (f *File) Kernel() pagecache.KernelPages { return noPages{} }
 
 type noPages struct{}
 
 func (noPages) Invalidate(off, n int64) error { return nil }
 
-// Attach does nothing: no request consults anybody.
+// Attach does nothing, because no request looks at attached files.
 func (f *File) Attach(*pagecache.File) {}
 
 type home struct {

@@ -16,7 +16,7 @@ import (
 // GrantSize is the size of what the ioctl fills in.
 const GrantSize = 128
 
-// EncodeGrant lays a grant out as the ioctl does.
+// EncodeGrant encodes a grant as the ioctl does.
 func EncodeGrant(g control.Grant, status bool) []byte {
 	b := make([]byte, GrantSize)
 	binary.LittleEndian.PutUint32(b, 0x61696167)
@@ -29,8 +29,8 @@ func EncodeGrant(g control.Grant, status bool) []byte {
 	return b
 }
 
-// Grants answers, on a socket, what the ioctl would answer. A client connects (SOCK_SEQPACKET) and sends one byte with
-// a descriptor beside it; it gets the GrantSize bytes of the ioctl, or 4 bytes with an errno.
+// Grants answers on a socket what the ioctl would answer. A client connects (SOCK_SEQPACKET) and sends one byte with a
+// descriptor. It gets the GrantSize bytes of the ioctl, or 4 bytes with an errno.
 type Grants struct {
 	server   *control.Server
 	listener *net.UnixListener
@@ -40,7 +40,7 @@ type Grants struct {
 	files []*File // guarded by mu
 }
 
-// ListenGrants begins to answer for server on the socket at path.
+// ListenGrants starts to answer for server, on the socket at path.
 func ListenGrants(server *control.Server, path string) (*Grants, error) {
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
 	if err != nil {
@@ -62,7 +62,7 @@ func ListenGrants(server *control.Server, path string) (*Grants, error) {
 	return g, nil
 }
 
-// Close stops answering and closes every file that was granted.
+// Close stops answering, and closes every file for which it gave a grant.
 func (g *Grants) Close() {
 	g.listener.Close()
 	g.work.Wait()

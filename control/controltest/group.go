@@ -9,13 +9,13 @@ import (
 	"github.com/gaiafs/gaiafs/control"
 )
 
-// Group is a group of ranges, which Release releases one after the other. It implements control.Group.
+// Group is a group of ranges. Release releases them one after the other. It implements control.Group.
 type Group struct {
 	cache  *Cache
 	ranges []control.Range
 }
 
-// BeginGroup keeps the ranges.
+// BeginGroup notes the ranges.
 func (c *Cache) BeginGroup(_ context.Context, ranges []control.Range) (control.Group, error) {
 	for _, r := range ranges {
 		if m, ok := r.Of.(*Mapping); !ok || !m.req.Writable {
@@ -25,7 +25,7 @@ func (c *Cache) BeginGroup(_ context.Context, ranges []control.Range) (control.G
 	return &Group{c, ranges}, nil
 }
 
-// Release releases all ranges and makes a version.
+// Release releases all ranges, and makes a version.
 func (g *Group) Release(ctx context.Context) (version uint64, pages int64, err error) {
 	for _, r := range g.ranges {
 		n, err := r.Of.Release(ctx, r.Off, r.Len)
@@ -36,10 +36,10 @@ func (g *Group) Release(ctx context.Context) (version uint64, pages int64, err e
 	return g.cache.version.Add(1), pages, nil
 }
 
-// Abort leaves what was stored as it is.
+// Abort leaves the stores as they are.
 func (g *Group) Abort(context.Context) {}
 
-// AwaitVersion looks for the version of any group now and then.
+// AwaitVersion polls for the version of any group.
 func (c *Cache) AwaitVersion(ctx context.Context, _ []control.Range, least uint64) error {
 	for c.version.Load() < least {
 		select {

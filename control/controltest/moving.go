@@ -11,11 +11,11 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// MovingExtent is the bytes of an extent of NewMovingCache.
+// MovingExtent is the size of an extent of NewMovingCache.
 const MovingExtent = 64 << 10
 
-// NewMovingCache returns a page cache for tests of memory that moves: one emulated device of so many extents, and
-// pinned memory for some more.
+// NewMovingCache returns a page cache for tests of memory that moves. It has one emulated device of so many extents,
+// and pinned memory for some more.
 func NewMovingCache(t testing.TB, extents, pinned int64) *pagecache.Cache {
 	t.Helper()
 	device, err := emulated.New(emulated.Options{
@@ -38,7 +38,7 @@ func NewMovingCache(t testing.TB, extents, pinned int64) *pagecache.Cache {
 	return cache
 }
 
-// StartMoving serves such a page cache on the sockets "s" and "grants" of a folder.
+// StartMoving serves such a page cache on the sockets "s" and "grants" in a folder.
 func StartMoving(t testing.TB, dir string, extents, pinned int64) (*control.Server, *pagecache.Cache) {
 	t.Helper()
 	cache := NewMovingCache(t, extents, pinned)

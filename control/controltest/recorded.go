@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Recorded is a daemon that knows nothing but frames that were recorded: it answers each request with the frame of that
-// name, with the request's id, whatever a client asks. So it is a daemon of the past, or one of the future.
+// Recorded is a daemon that replays recorded frames. It answers each request, whatever it asks, with the frame of a
+// given name, with the request's id. So it can play a daemon of the past or of the future.
 type Recorded struct {
-	// Answers has the names of the frames by the type of the request. EXTENTS come with memory of their sizes.
+	// Answers has the names of frames by request type. EXTENTS come with memory of their sizes.
 	Answers map[uint16][]string
 
 	frames   map[string][]byte
@@ -29,12 +29,12 @@ type Recorded struct {
 	first map[uint16][]byte // the first request of each type; guarded by mu
 }
 
-// Version1 is how a daemon of version 1 answers.
+// Version1 has the answers of a daemon of version 1.
 var Version1 = map[uint16][]string{1: {"welcome"}, 2: {"mapped", "extents"}, 3: {"result"}, 4: {"result"},
 	5: {"result"},
 	6: {"result"}, 7: {"result"}}
 
-// ListenRecorded begins to answer at path with frames of those files.
+// ListenRecorded starts to answer at path, with frames of those files.
 func ListenRecorded(path string, answers map[uint16][]string, files ...string) (*Recorded, error) {
 	r := &Recorded{Answers: answers, frames: make(map[string][]byte), first: make(map[uint16][]byte)}
 	for _, file := range files {
@@ -70,7 +70,7 @@ func ListenRecorded(path string, answers map[uint16][]string, files ...string) (
 	return r, nil
 }
 
-// Close ends it.
+// Close stops the daemon.
 func (r *Recorded) Close() {
 	r.listener.Close()
 	r.mu.Lock()
@@ -81,7 +81,7 @@ func (r *Recorded) Close() {
 	r.work.Wait()
 }
 
-// Unexpected returns the types of the requests that had no answer.
+// Unexpected returns the types of requests that had no answer.
 func (r *Recorded) Unexpected() []uint16 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -119,7 +119,7 @@ func (r *Recorded) serve(c *net.UnixConn) {
 	}
 }
 
-// send sends a frame with another id, and the memory of its extents.
+// send sends a frame with another id, and memory for its extents.
 func (r *Recorded) send(c *net.UnixConn, frame, id []byte) error {
 	const extents = 0x8003
 	var fds []int

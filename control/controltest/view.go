@@ -11,7 +11,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/view"
 )
 
-// View is a client's window on a view. It implements control.ViewMapping. No two share memory.
+// View is a client's window on a view. It implements control.ViewMapping. Views share no memory.
 type View struct {
 	cache  *Cache
 	device int
@@ -22,7 +22,7 @@ type View struct {
 	extents []*extent // guarded by mu
 }
 
-// MapView makes a mapping of a view and fetches its bytes.
+// MapView makes a mapping of a view, and fetches its bytes.
 func (c *Cache) MapView(_ context.Context, sources []pagecache.Source,
 	req pagecache.ViewRequest) (control.ViewMapping, error) {
 	layout, err := view.New(len(sources), req.Segments, req.Alignment)
@@ -77,7 +77,7 @@ func (v *View) Extents() (list []pagecache.Extent) {
 	return list
 }
 
-// Acquire copies all of the view again.
+// Acquire copies the whole view again.
 func (v *View) Acquire(context.Context, int64, int64, bool) (pages int64, err error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -126,5 +126,5 @@ func (v *View) Unmap(context.Context) error {
 	return nil
 }
 
-// Movable is false: nothing moves here.
+// Movable is false, because nothing moves here.
 func (v *View) Movable() bool { return false }

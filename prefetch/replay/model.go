@@ -7,26 +7,25 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// Stage is a part of the way from home to where the bytes are used.
+// Stage is a part of the path from home to where the bytes are used.
 type Stage struct {
-	// Latency passes before a piece comes to the pipe; Depth is the number of pieces for which it passes at once.
+	// Latency passes before a piece reaches the pipe. Depth is how many pieces can wait that time at once.
 	Latency time.Duration
 	Depth   int
-	// Setup is what the pipe takes for a piece of any size, Bandwidth the bytes a second that it carries; 0: in no
-	// time.
+	// Setup is the pipe's time for a piece of any size. Bandwidth is in bytes a second; 0 means unlimited.
 	Setup     time.Duration
 	Bandwidth float64
 }
 
-// Model is the way of the bytes.
+// Model is the path of the bytes.
 type Model struct {
 	Stages []Stage
-	// Piece is the most bytes of a piece.
+	// Piece is the largest size of a piece in bytes.
 	Piece int64
 }
 
-// DefaultModel is an NVMe disk and a GPU behind PCIe 5, with a daemon that spends a few microseconds on a request. The
-// link's figures are those of copies of 4 KiB, 64 KiB and 2 MiB on an NVIDIA H200: 1.5, 17 and 51 GB/s.
+// DefaultModel is an NVMe disk and a GPU behind PCIe 5, with a daemon that spends a few microseconds on each request.
+// The link's figures are those of copies of 4 KiB, 64 KiB and 2 MiB on an NVIDIA H200: 1.5, 17 and 51 GB/s.
 func DefaultModel() Model {
 	return Model{
 		Piece: 256 << 10,
@@ -38,7 +37,7 @@ func DefaultModel() Model {
 	}
 }
 
-// Check says what is wrong with a model.
+// Check returns an error if the model is invalid.
 func (m Model) Check() error {
 	if len(m.Stages) == 0 || m.Piece < page.Size {
 		return fmt.Errorf("a model needs a stage, and pieces of at least %d bytes", page.Size)
@@ -55,14 +54,14 @@ func (m Model) Check() error {
 	return nil
 }
 
-// way is a Model at work.
+// way is a Model in operation.
 type way struct {
 	model  Model
 	stages []pipe
 }
 
 type pipe struct {
-	free  time.Duration   // when the pipe has carried what it was given
+	free  time.Duration   // when the pipe has carried everything so far
 	slots []time.Duration // when each of the last Depth pieces had passed, as a ring: pieces pass in order
 	next  int
 }
@@ -75,7 +74,7 @@ func newWay(m Model) *way {
 	return w
 }
 
-// send passes a piece of n bytes on from the time now, and returns when it has arrived.
+// send sends a piece of n bytes at the time now, and returns when it arrives.
 func (w *way) send(now time.Duration, n int64) time.Duration {
 	for i, s := range w.model.Stages {
 		p := &w.stages[i]

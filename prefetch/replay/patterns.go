@@ -10,17 +10,17 @@ import (
 	"github.com/gaiafs/gaiafs/prefetch/trace"
 )
 
-// The machine of the patterns: a GPU of 132 multiprocessors with 8 thread blocks on each. A step of a block reads 4
-// KiB, 256 threads with 16 bytes each, and takes about a microsecond, after which it takes the next.
+// The machine of the patterns: a GPU of 132 multiprocessors with 8 thread blocks each. In a step, a block reads 4 KiB
+// (256 threads with 16 bytes each) and works for about a microsecond.
 const (
 	blocks   = 132 * 8
 	step     = 4 << 10
 	stepTime = time.Microsecond
-	// soloTime is a step where one block has the multiprocessor for itself.
+	// soloTime is the time of a step if one block has a multiprocessor to itself.
 	soloTime = 300 * time.Nanosecond
 )
 
-// patterns are in the order in which people want to see them.
+// patterns are listed in the order in which people want to see them.
 var patterns = choices.Table[func(*maker)]{
 	{Name: "sequential", About: "one thread block reads the file from start to end", Of: sequential},
 	{Name: "strided", About: "132 x 8 thread blocks read it together, each every 1056th step", Of: stridedBlocks},
@@ -40,10 +40,10 @@ var patterns = choices.Table[func(*maker)]{
 		Of: cpuStreams},
 }
 
-// Patterns returns the names that Make knows.
+// Patterns returns the names of all patterns.
 func Patterns() []string { return patterns.Names() }
 
-// AboutPattern says in one line what a pattern is.
+// AboutPattern describes a pattern in one line.
 func AboutPattern(name string) string { return patterns.About(name) }
 
 // Make makes the trace of a pattern over a file of size bytes. The same seed makes the same trace.
@@ -64,7 +64,7 @@ func Make(pattern string, size int64, seed uint64) (*trace.Trace, error) {
 	return m.t, nil
 }
 
-// maker makes one trace. Blocks make accesses in the order of their clocks, as if none had to wait for its bytes.
+// maker makes a trace. Blocks make accesses in the order of their clocks, as if none ever waited for its bytes.
 type maker struct {
 	t      *trace.Trace
 	rand   *rand.Rand
@@ -72,7 +72,7 @@ type maker struct {
 	clocks []time.Duration
 }
 
-// sources declares n thread blocks, which begin within some microseconds.
+// sources declares n thread blocks, which begin within some microseconds of each other.
 func (m *maker) sources(device, n int) {
 	for i := range n {
 		m.t.Sources = append(m.t.Sources, trace.Source{Device: device, Thread: uint32(i)})
@@ -80,14 +80,14 @@ func (m *maker) sources(device, n int) {
 	}
 }
 
-// read is an access by block b, which then works for about that time.
+// read makes an access by block b, which then works for about the time work.
 func (m *maker) read(b int, off, n int64, work time.Duration) {
 	m.t.Events = append(m.t.Events, trace.Event{Time: m.clocks[b], Source: uint32(b), Off: off,
 		Len: min(n, m.size-off)})
 	m.clocks[b] += time.Duration(float64(work) * (0.5 + m.rand.ExpFloat64()/2))
 }
 
-// earliest returns the block whose clock is behind all others.
+// earliest returns the block whose clock is the earliest.
 func (m *maker) earliest() (b int) {
 	for i, c := range m.clocks {
 		if c < m.clocks[b] {
@@ -111,10 +111,10 @@ func stridedBlocks(m *maker) {
 	}
 }
 
-// record is what a thread block has to do in some patterns.
+// record is the unit of work of a thread block in some patterns.
 const record = 64 << 10
 
-// scheduled has a thread block of the grid for each of the records, in that order; as many as fit run at once.
+// scheduled runs one thread block per record, in the given order. As many as fit run at once.
 func (m *maker) scheduled(order []int64) {
 	m.sources(0, blocks)
 	for _, r := range order {
@@ -161,8 +161,8 @@ func random(m *maker) {
 	}
 }
 
-// skewed reads four times as much as the file has. It has some 80 parts, of which a fifth, wherever they lie, gets four
-// fifths of the accesses.
+// skewed reads four times as much as the file has. The file has about 80 parts. A fifth of them, anywhere in the file,
+// get four fifths of the accesses.
 func skewed(m *maker) {
 	m.sources(0, blocks)
 	const hot, parts = 5, 80
@@ -182,7 +182,7 @@ func skewed(m *maker) {
 	}
 }
 
-// cyclic reads all records in order, again and again, as kernels of a loop do.
+// cyclic reads all records in order, again and again, as kernels in a loop do.
 func cyclic(m *maker) {
 	m.sources(0, blocks)
 	for range 8 {
@@ -192,8 +192,8 @@ func cyclic(m *maker) {
 	}
 }
 
-// graph visits vertices in random order. The neighbours of a vertex lie side by side, 8 bytes each; few vertices have
-// most of them. An eighth of the file is the index, where 16 bytes a vertex say where its neighbours are.
+// graph visits vertices in random order. The neighbours of a vertex are adjacent, 8 bytes each, and few vertices have
+// most of them. An eighth of the file is the index: 16 bytes per vertex that locate its neighbours.
 func graph(m *maker) {
 	m.sources(0, 64)
 	index := m.size / 8 / step * step
@@ -225,7 +225,7 @@ func slices(m *maker) {
 	}
 }
 
-// cpuStreams are threads that share a file, as the daemon sees them: the kernel asks for 128 KiB.
+// cpuStreams has threads that share a file, as the daemon sees them: the kernel asks for 128 KiB at a time.
 func cpuStreams(m *maker) {
 	const n = 128 << 10
 	m.sources(trace.CPU, 8)

@@ -10,27 +10,28 @@ import (
 	"github.com/gaiafs/gaiafs/prefetch/trace"
 )
 
-// Score is what a predictor came to on a trace. Sizes are in bytes.
+// Score is the result of a predictor on a trace. Sizes are in bytes.
 type Score struct {
-	// Accesses were made, of which Hits found all their pages, and Late waited only for pages that were on their way.
+	// Accesses counts accesses, Hits those that found all their pages, Late those that waited only for pages on their
+	// way.
 	Accesses, Hits, Late int64
-	// Read is what accesses asked for, in whole pages, and Distinct that without repetition.
+	// Read is what accesses asked for, in whole pages. Distinct is that without repetition.
 	Read, Distinct int64
-	// Fetched is what was requested, Ahead of it on the predictor's word, and Wasted what nobody used.
+	// Fetched is what was requested, Ahead the part that the predictor proposed, and Wasted the part that nobody used.
 	Fetched, Ahead, Wasted int64
-	// Requests were made of so many runs of pages.
+	// Requests is the number of runs of pages that were requested.
 	Requests int64
-	// Time is when the last access had its bytes; Waited is the sum of what accesses waited.
+	// Time is when the last access had its bytes. Waited is the sum of all waits.
 	Time, Waited time.Duration
 }
 
-// HitRate is the share of the accesses that found their pages.
+// HitRate is the share of accesses that found all their pages.
 func (s Score) HitRate() float64 { return ratio(s.Hits, s.Accesses) }
 
-// WasteRate is the share of the bytes fetched that nobody used.
+// WasteRate is the share of fetched bytes that nobody used.
 func (s Score) WasteRate() float64 { return ratio(s.Wasted, s.Fetched) }
 
-// Bandwidth is the distinct bytes that were read, in a second.
+// Bandwidth is the distinct bytes read per second.
 func (s Score) Bandwidth() float64 {
 	if s.Time <= 0 {
 		return 0
@@ -52,8 +53,8 @@ const (
 	maxSections = 1 << 40 >> (page.Shift + sectionShift)
 )
 
-// Run replays a trace with a predictor for each file. It fails where the model is wrong, and where a trace asks for
-// more than 16 TiB, or for so much that is spread over more than 1 TiB, as a hostile one might.
+// Run replays a trace with a predictor for each file. It fails if the model is invalid. It also fails if the trace,
+// perhaps a hostile one, asks for more than 16 TiB, or touches more than 1 TiB.
 func Run(t *trace.Trace, m Model, make func() prefetch.Predictor) (Score, error) {
 	if err := m.Check(); err != nil {
 		return Score{}, err
@@ -71,7 +72,7 @@ func Run(t *trace.Trace, m Model, make func() prefetch.Predictor) (Score, error)
 	return p.score, nil
 }
 
-// Check says what is too much in a trace for replaying it.
+// Check returns an error if a trace is too large to replay.
 func Check(t *trace.Trace) error {
 	total := int64(0)
 	type place struct {
@@ -103,7 +104,7 @@ func Check(t *trace.Trace) error {
 	return nil
 }
 
-// file is a file in a replay.
+// file is the state of a file in a replay.
 type file struct {
 	predictor prefetch.Predictor
 	end       page.Index
@@ -115,7 +116,7 @@ const (
 	sectionPages = 1 << sectionShift
 )
 
-// section has the pages of 2 MiB: when they arrive, 0 for those that nobody requested, and whether they were used.
+// section has the pages of 2 MiB: when they arrive, 0 for pages not requested, and whether they were used.
 type section struct {
 	arrives [sectionPages]time.Duration
 	used    [sectionPages]bool
@@ -130,7 +131,7 @@ func (f *file) at(i page.Index) (*section, int) {
 	return c, int(i & (sectionPages - 1))
 }
 
-// player replays.
+// player is the state of a replay.
 type player struct {
 	t     *trace.Trace
 	way   *way
@@ -140,14 +141,14 @@ type player struct {
 	ahead []page.Range
 }
 
-// source is a source in a replay: its events, and when it makes the next.
+// source is the state of a source in a replay: its remaining events, and when it makes the next.
 type source struct {
 	number int
 	events []int32
 	at     time.Duration
 }
 
-// sources is a heap of those that have events left, the earliest first.
+// sources is a heap of the sources that have events left, the earliest first.
 type sources []*source
 
 func (s sources) Len() int      { return len(s) }
@@ -163,7 +164,7 @@ func (s *sources) Pop() any {
 }
 
 func (p *player) run() {
-	// Changes of size are made by a source of their own, at the time at which they were recorded.
+	// Changes of size come from a source of their own, at their recorded times.
 	all := make([]*source, len(p.t.Sources)+1)
 	for i := range all {
 		all[i] = &source{number: i}
@@ -243,8 +244,8 @@ func (p *player) access(now time.Duration, x *trace.Event) time.Duration {
 	return arrives
 }
 
-// fetch requests what an access to rg lacks, and after that what the predictor asks for, and reports whether the access
-// lacked something. A range that continues rg is requested along with it.
+// fetch requests what an access to rg lacks, and then what the predictor proposes. It reports whether the access lacked
+// something. A proposed range next to rg is requested together with it.
 func (p *player) fetch(f *file, now time.Duration, rg page.Range, ahead []page.Range) (missed bool) {
 	lacks := int64(0)
 	for i := rg.Start; i < rg.End; i++ {
@@ -273,7 +274,7 @@ func (p *player) fetch(f *file, now time.Duration, rg page.Range, ahead []page.R
 	return lacks > 0
 }
 
-// request requests the pages of rg that nobody requested before.
+// request requests those pages of rg that were not requested before.
 func (p *player) request(f *file, now time.Duration, rg page.Range) {
 	for i := rg.Start; i < rg.End; {
 		if c, k := f.at(i); c.arrives[k] != 0 {
@@ -300,7 +301,7 @@ func (p *player) request(f *file, now time.Duration, rg page.Range) {
 	}
 }
 
-// resize changes the size of a file. Pages past its end are gone; those that nobody used count as wasted.
+// resize changes the size of a file. Pages past its new end are gone; unused ones count as wasted.
 func (p *player) resize(x *trace.Event) {
 	f := p.files[x.File]
 	end := page.Count(x.Len)
@@ -316,7 +317,7 @@ func (p *player) resize(x *trace.Event) {
 	f.predictor.Resize(end)
 }
 
-// unused counts the bytes of the pages of rg that were fetched and not used.
+// unused counts the bytes of rg that were fetched and not used.
 func (f *file) unused(rg page.Range, count func(bytes int64)) {
 	for c, k := range f.pages {
 		for i, arrives := range k.arrives {

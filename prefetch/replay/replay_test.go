@@ -11,7 +11,7 @@ import (
 	"github.com/gaiafs/gaiafs/prefetch/trace"
 )
 
-// size is that of the patterns' files in tests: large against what a thousand blocks have in hand.
+// size is the size of the patterns' files in tests. It is large compared with what a thousand blocks read at a time.
 const size = 1 << 30
 
 func run(t *testing.T, tr *trace.Trace, name string) Score {
@@ -32,8 +32,8 @@ func pattern(t *testing.T, name string) *trace.Trace {
 	return tr
 }
 
-// TestCoverageReachesItsTargets is what the predictors for devices are for: parallel streams as fast as one sequential
-// stream, and nothing read in vain where there is no stream.
+// TestCoverageReachesItsTargets checks what device predictors are for: parallel streams are as fast as one sequential
+// stream, and nothing is read in vain if there is no stream.
 func TestCoverageReachesItsTargets(t *testing.T) {
 	sequential := pattern(t, "sequential")
 	best := 0.0
@@ -87,7 +87,7 @@ func TestStreamsSpareProgramsTheirWaiting(t *testing.T) {
 	require.Greater(t, one.Bandwidth(), 3.2e9)
 }
 
-// slow takes a second for a piece of one page, and a millisecond a page more.
+// slow takes a second for a piece of one page, and a millisecond for each further page.
 func slow(depth int) Model {
 	return Model{Piece: 4 * page.Size,
 		Stages: []Stage{{Latency: time.Second, Depth: depth, Bandwidth: 1000 * page.Size}}}
@@ -95,7 +95,7 @@ func slow(depth int) Model {
 
 func none() prefetch.Predictor { p, _ := prefetch.New("none"); return p }
 
-// reads is a trace of accesses of n pages by one source each.
+// reads returns a trace of accesses of n pages, each by its own source.
 func reads(n int64, starts ...int64) *trace.Trace {
 	t := &trace.Trace{Files: []trace.File{{Name: "f", Size: 1 << 30}}}
 	for i, start := range starts {
@@ -140,11 +140,11 @@ func TestWhatIsCounted(t *testing.T) {
 	require.EqualValues(t, 20*page.Size, s.Fetched)
 	require.EqualValues(t, 16*page.Size, s.Ahead)
 	require.EqualValues(t, 14*page.Size, s.Wasted)
-	require.EqualValues(t, 1, s.Requests, "what continues an access goes with it")
+	require.EqualValues(t, 1, s.Requests, "a range next to an access goes with it")
 	require.InDelta(t, 0.7, s.WasteRate(), 1e-9)
 }
 
-// scripted asks for the same at every access.
+// scripted proposes the same at every access.
 type scripted struct {
 	rg  page.Range
 	end page.Index
@@ -156,7 +156,7 @@ func (s *scripted) Access(_ page.Range, _ prefetch.Pattern, ahead []page.Range) 
 func (s *scripted) Unused(page.Range)     {}
 func (s *scripted) Resize(end page.Index) { s.end = end }
 
-// TestAFileThatShrinks has a window that lies past end of file, and pages that go while they are on their way.
+// TestAFileThatShrinks has a window past the end of the file, and pages that disappear while they are on their way.
 func TestAFileThatShrinks(t *testing.T) {
 	tr := reads(1, 0)
 	tr.Files[0].Size = 100 << page.Shift

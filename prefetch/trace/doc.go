@@ -1,8 +1,8 @@
-// Package trace has the format of recorded accesses, which docs/trace.md describes: an Encoder turns accesses into
-// bytes as they come, Read turns the bytes into a Trace.
+// Package trace has the format of recorded accesses, described in docs/trace.md. An Encoder turns accesses into bytes
+// as they come. Read turns the bytes into a Trace.
 //
-// A file begins with a header, which has the version, and goes on with blocks, each with its checksum. The last block
-// ends with a count of the accesses, so that a file that was cut short is known from a whole one wherever it was cut.
+// A file begins with a header, which has the version, followed by blocks, each with its checksum. The last block ends
+// with the number of events. So a truncated file is recognised wherever it was cut.
 //
-// The package opens no files and keeps no time: callers say when an access was.
+// The package opens no files and has no clock: callers say when an access was.
 package trace

@@ -11,8 +11,8 @@ import (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// Encoder writes a trace. Numbers of files and sources count from 0, in the order in which File and Source were called.
-// Its bytes are taken with Take, now and then and after End. Calls must not overlap.
+// Encoder writes a trace. Files and sources are numbered from 0, in the order of the calls of File and Source. Call
+// Take now and then, and after End, to get the bytes. Calls must not overlap.
 type Encoder struct {
 	done   []byte // header and closed blocks
 	block  []byte // payload of the open block
@@ -22,7 +22,7 @@ type Encoder struct {
 	files, sources uint32
 }
 
-// NewEncoder begins a trace that starts at that time.
+// NewEncoder begins a trace that starts at the given time.
 func NewEncoder(start time.Time) *Encoder {
 	e := &Encoder{}
 	e.done = append(e.done, magic...)
@@ -50,8 +50,8 @@ func (e *Encoder) Source(s Source) uint32 {
 	return e.sources - 1
 }
 
-// Event adds an event. An access or a write that is longer than MaxLen becomes several; what ends past MaxEnd is cut
-// there. An event of no bytes, or of a file or a source that was not declared, is left out.
+// Event adds an event. An access or a write that is longer than MaxLen becomes several; one that ends past MaxEnd is
+// cut there. An event without bytes, or of an undeclared file or source, is ignored.
 func (e *Encoder) Event(x Event) {
 	if x.File >= e.files || x.Off < 0 {
 		return
@@ -81,7 +81,7 @@ func (e *Encoder) Event(x Event) {
 	}
 }
 
-// Lost says that n events are missing here.
+// Lost notes that n events are missing here.
 func (e *Encoder) Lost(n uint64) { e.record(recordLost, n) }
 
 // End ends the trace.
@@ -90,20 +90,20 @@ func (e *Encoder) End() {
 	e.close()
 }
 
-// Pending is the number of bytes that Take would return.
+// Pending returns the number of bytes that Take would return.
 func (e *Encoder) Pending() int { return len(e.done) }
 
-// Take returns the bytes since the last call, but for the records of a block that is not full. The caller owns them.
+// Take returns the bytes since the last call, except those of the open block. The caller owns them.
 func (e *Encoder) Take() []byte {
 	b := e.done
 	e.done = nil
 	return b
 }
 
-// Flush closes the block, so that Take returns everything.
+// Flush closes the open block, so that Take returns everything.
 func (e *Encoder) Flush() { e.close() }
 
-// since is the time since the last event, which may be negative, folded into a number that is not.
+// since returns the time since the last event, which may be negative, folded into an unsigned number.
 func (e *Encoder) since(t time.Duration) uint64 {
 	d := int64(t - e.last)
 	e.last = t
@@ -132,7 +132,7 @@ func (e *Encoder) close() {
 
 func clamp(v, low, high int64) int64 { return min(max(v, low), high) }
 
-// Encode returns the whole of a trace as bytes.
+// Encode returns a whole trace as bytes.
 func Encode(t *Trace) []byte {
 	e := NewEncoder(t.Start)
 	for _, f := range t.Files {
@@ -151,10 +151,11 @@ func Encode(t *Trace) []byte {
 	return e.Take()
 }
 
-// unfold is the inverse of what since does.
+// unfold is the inverse of the folding in since.
 func unfold(n uint64) time.Duration { return time.Duration(n>>1) ^ -time.Duration(n&1) }
 
-// addTime adds without overflowing: times of a damaged or hostile trace stay in order of magnitude.
+// addTime adds without overflow. It reports whether the sum is plausible: a damaged or hostile trace may have any
+// times.
 func addTime(a, b time.Duration) (time.Duration, bool) {
 	s := a + b
 	return s, s >= 0 && (b < 0 || s >= a) && s <= math.MaxInt64/4

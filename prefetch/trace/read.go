@@ -12,8 +12,8 @@ import (
 	"github.com/gaiafs/gaiafs/prefetch"
 )
 
-// Read reads a whole trace. Where it is cut short or damaged, what comes before is returned along with the error, which
-// wraps ErrCut or ErrCorrupt; it is nil where not even the header can be read. Errors of r are returned as they are.
+// Read reads a whole trace. If it is truncated or damaged, Read returns the part before that, and an error that wraps
+// ErrCut or ErrCorrupt. The trace is nil if not even the header can be read. Errors of r are returned as they are.
 func Read(r io.Reader) (*Trace, error) {
 	head := make([]byte, headerSize)
 	if n, err := io.ReadFull(r, head); err != nil {
@@ -29,7 +29,7 @@ func Read(r io.Reader) (*Trace, error) {
 		return nil, ErrFormat
 	}
 	if v := binary.LittleEndian.Uint32(head[8:]); v != Version {
-		return nil, fmt.Errorf("%w: it has version %d, this gaiafs reads %d", ErrVersion, v, Version)
+		return nil, fmt.Errorf("%w: it has version %d, but this gaiafs reads %d", ErrVersion, v, Version)
 	}
 	if crc32.Checksum(head[:28], castagnoli) != binary.LittleEndian.Uint32(head[28:]) {
 		return nil, fmt.Errorf("%w: its header does not fit its checksum", ErrCorrupt)
@@ -49,7 +49,7 @@ type decoder struct {
 	t     *Trace
 	last  time.Duration
 	ended bool
-	block []byte // what is left of the block's records
+	block []byte // the rest of the block's records
 	bad   bool   // a number could not be read
 }
 
@@ -95,7 +95,7 @@ func (d *decoder) blocks(r io.Reader) error {
 	}
 }
 
-// number reads one number that is at most most.
+// number reads a number that is at most most.
 func (d *decoder) number(most uint64) uint64 {
 	v, n := binary.Uvarint(d.block)
 	if n <= 0 || v > most {
@@ -106,7 +106,7 @@ func (d *decoder) number(most uint64) uint64 {
 	return v
 }
 
-// time reads a time, which is told by the difference to the one before it.
+// time reads a time, which is encoded as the difference from the previous one.
 func (d *decoder) time() time.Duration {
 	t, ok := addTime(d.last, unfold(d.number(1<<63-1)))
 	d.bad = d.bad || !ok

@@ -86,7 +86,7 @@ func TestAnyTraceComesBack(t *testing.T) {
 	})
 }
 
-// TestACutTraceSaysSo cuts a trace at every byte of its first and last parts, and here and there between.
+// TestACutTraceSaysSo truncates a trace at every byte of its first and last parts, and at some places in between.
 func TestACutTraceSaysSo(t *testing.T) {
 	b := Encode(example())
 	for n := 0; n < len(b); n++ {
@@ -100,7 +100,7 @@ func TestACutTraceSaysSo(t *testing.T) {
 		}
 		require.ErrorIs(t, err, ErrCut, "%d bytes", n)
 		if n > len(b)-200 {
-			require.Greater(t, len(got.Events), 10000, "what is there comes along")
+			require.Greater(t, len(got.Events), 10000, "the part before the cut is returned")
 		}
 	}
 }
@@ -130,7 +130,7 @@ func TestAnotherVersionIsNamed(t *testing.T) {
 	binary.LittleEndian.PutUint32(b[28:], crc32.Checksum(b[:28], castagnoli))
 	_, err := Read(bytes.NewReader(b))
 	require.ErrorIs(t, err, ErrVersion)
-	require.ErrorContains(t, err, "it has version 2, this gaiafs reads 1")
+	require.ErrorContains(t, err, "it has version 2, but this gaiafs reads 1")
 	_, err = Read(strings.NewReader("PNG is another format altogether, and long enough"))
 	require.ErrorIs(t, err, ErrFormat)
 }
@@ -143,7 +143,7 @@ func TestAReaderThatFailsIsReported(t *testing.T) {
 	}
 }
 
-// block wraps records as a file of one block, with good checksums.
+// block wraps records as a file of one block, with valid checksums.
 func block(records []byte) []byte {
 	e := NewEncoder(time.Unix(0, 0))
 	e.block = records
@@ -202,7 +202,7 @@ func FuzzRead(f *testing.F) {
 		Events: []Event{{Len: 5}, {Len: 9, Resize: true}}}))
 	f.Add(block([]byte{recordFile, 1, 0, recordSource, 0, 1, recordAccess, 0, 0, 0, 0, 0, 0, 1, recordEnd, 1}))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		// What is fuzzed are the records, not the checksums.
+		// The fuzzer changes the records, not the checksums.
 		for at := headerSize; at+8 <= len(b); {
 			n := int(binary.LittleEndian.Uint32(b[at:]))
 			if n <= 0 || n > len(b)-at-8 {

@@ -7,7 +7,7 @@ const Default = "fcfs"
 
 // disciplines are listed in the order in which people want to see them.
 var disciplines = choices.Table[func(weight func(tenant uint32) float64) Discipline]{
-	{Name: "fcfs", About: "first come, first served, but reads that somebody waits for before others",
+	{Name: "fcfs", About: "first come, first served; reads that somebody waits for go before others",
 		Of: func(func(uint32) float64) Discipline { return new(FCFS) }},
 	{Name: "priority", About: "the most urgent class first; transfers are made whole",
 		Of: func(func(uint32) float64) Discipline { return new(Priority) }},
@@ -15,7 +15,7 @@ var disciplines = choices.Table[func(weight func(tenant uint32) float64) Discipl
 		Of: func(func(uint32) float64) Discipline { return &Priority{Preemptive: true} }},
 	{Name: "preemptive-exclusive", About: "the same, but nothing less urgent begins while a more urgent transfer is under way",
 		Of: func(func(uint32) float64) Discipline { return &Priority{Preemptive: true, Exclusive: true} }},
-	{Name: "shares", About: "tenants share the link by weight, in pieces of 2 MiB; what nobody claims is lent",
+	{Name: "shares", About: "tenants share the link by weight, in pieces of 2 MiB; unclaimed parts are lent",
 		Of: func(weight func(uint32) float64) Discipline { return &Shares{Weight: weight} }},
 }
 

@@ -30,15 +30,15 @@ const byCounts = "lfu"
 // rules are listed in the order in which people want to see them. Of makes the rule's order for a book; nil means
 // random.
 var rules = choices.Table[func(b *book, o Options) func(x, y *facts) int]{
-	{Name: "allocated", About: "the one that was given its memory first, as GAIA does",
+	{Name: "allocated", About: "the one that got its memory first, as in GAIA",
 		Of: func(*book, Options) func(x, y *facts) int { return byAge }},
-	{Name: "lru", About: "the one that was not used for longest",
+	{Name: "lru", About: "the one that has been unused for longest",
 		Of: func(*book, Options) func(x, y *facts) int { return byUse }},
 	{Name: byCounts,
-		About: "the one of which 2 MiB are accessed least often, of equals the one that was not used for longest",
+		About: "the one with the fewest accesses per 2 MiB; among equals, the one that has been unused for longest",
 		Of:    func(*book, Options) func(x, y *facts) int { return byCount }},
 	{Name: ByBrackets,
-		About: "first those that move in less time than the shortest open bracket usually takes; of these as lfu (FlexGPU)",
+		About: "first those that move in less time than the shortest open bracket usually takes; among these as lfu (FlexGPU)",
 		Of:    flexGPU},
 	{Name: "gpuswap", About: "one of the lowest priority, at random among equals",
 		Of: func(b *book, o Options) func(x, y *facts) int {
