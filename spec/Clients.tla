@@ -1,16 +1,16 @@
 ------------------------------ MODULE Clients ------------------------------
 (***************************************************************************)
 (* What clients may see. This module knows nothing of homes, bases and     *)
-(* versions: the order of stores, releases and acquires alone says which   *)
-(* values a read may return. docs/consistency.md, "In plain words", is the *)
-(* same in prose.                                                          *)
+(* versions: only the order of stores, releases and acquires decides which *)
+(* values a read may return. docs/consistency.md, "In plain words", says   *)
+(* the same in prose.                                                      *)
 (*                                                                         *)
-(* A device's stores happen before whatever an acquire or a CPU program    *)
-(* does after their release returned. What CPU programs stored happens     *)
-(* before whatever an acquire returns afterwards. A read may return what a *)
-(* store left, unless the reader knows of a store that came after it. So   *)
-(* bytes may be seen before their release, and two stores of which neither *)
-(* knows the other may be seen in any order.                               *)
+(* A device's stores happen before everything that an acquire or a CPU     *)
+(* program does after their release returned. Stores of CPU programs       *)
+(* happen before everything that an acquire returns afterwards. A read may *)
+(* return a store's value, unless the reader knows of a later store. So    *)
+(* bytes may be seen before their release, and two stores may be seen in   *)
+(* any order if neither knows the other.                                   *)
 (***************************************************************************)
 EXTENDS History
 
@@ -18,7 +18,7 @@ VARIABLES size,   \* size[p] is how many bytes of page p lie before end of file
           hist,   \* hist[p][i] is the history of byte i of page p
           shows   \* shows[p][i][r] is what reader r would see of that byte now
 
-(* What a reader may see, and Nothing while it may not look. *)
+(* The values that a reader may see, or Nothing while it may not read. *)
 Allowed ==
     \E now \in {shows} :   \* evaluated once
         \A p \in Pages, i \in 1..B, r \in Readers :
@@ -33,11 +33,11 @@ Changes(p, I, Op(_)) ==
     /\ hist' = [hist EXCEPT ![p] = TLCEval([i \in 1..B |-> IF i \in I THEN Tidy(Op(hist[p][i])) ELSE hist[p][i]])]
     /\ UNCHANGED size
 
-(* A client stores. A device's store past end of file is nobody's. *)
+(* A client stores. A device's store past end of file has no effect. *)
 Store(a, p, I, v) == /\ \A i \in I : i <= size[p] /\ v \notin hist[p][i].live
                      /\ LET Op(h) == Stored(h, a, v) IN Changes(p, I, Op)
 
-(* A device acquires a page: it knows what programs on the CPU stored, and what releases told. *)
+(* A device acquires a page: it knows the stores of CPU programs, and those that releases published. *)
 Acquire(d, p) == LET Op(h) == Acquired(h, d) IN Changes(p, 1..B, Op)
 
 (* A release of some pages begins. *)
@@ -45,15 +45,15 @@ Publish(s, d, P) ==
     /\ hist' = [p \in Pages |-> [i \in 1..B |-> IF p \in P THEN Tidy(Published(hist[p][i], s, d)) ELSE hist[p][i]]]
     /\ UNCHANGED size
 
-(* The release returns: everybody may know of it. *)
+(* The release returns: every client may know of it. *)
 Finish(s) == /\ hist' = [p \in Pages |-> [i \in 1..B |-> Tidy(Finished(hist[p][i], s))]]
              /\ UNCHANGED size
 
-(* Where a file is cut, or grows, everybody has zeros at once. *)
+(* If a file is truncated, or grows, all clients see zeros there at once. *)
 Resize(p, n) == /\ size' = [size EXCEPT ![p] = n]
                 /\ hist' = [hist EXCEPT ![p] = [i \in 1..B |-> IF i > n \/ i > size[p] THEN NewByte ELSE hist[p][i]]]
 
-(* A write makes the file longer: everybody has zeros there, then the writer's byte. *)
+(* A write makes the file longer: all clients see zeros there, then the writer's byte. *)
 Append(p, I, v) == \E n \in I :
     /\ n > size[p] /\ \A i \in I : i <= n
     /\ size' = [size EXCEPT ![p] = n]
@@ -61,10 +61,10 @@ Append(p, I, v) == \E n \in I :
                     LET h == IF i > size[p] THEN NewByte ELSE hist[p][i]
                     IN  IF i \in I THEN Tidy(Stored(h, CPU, v)) ELSE h]]
 
-(* fsync returns: what it covered is not lost with a device. *)
+(* fsync returns: the stores that it covers cannot be lost with a device. *)
 Sync(p) == LET Op(h) == Synced(h) IN Changes(p, 1..B, Op)
 
-(* A device is lost, and with it some of its stores that nobody synced. Older ones may be seen again. *)
+(* A device is lost, and with it some of its unsynced stores. Older stores may be seen again. *)
 Lose(d) == /\ \A p \in Pages, i \in 1..B :
                  LET gone == hist[p][i].live \ hist'[p][i].live
                  IN  /\ gone \subseteq Losable(hist[p][i], d)
@@ -80,6 +80,6 @@ Next == \/ \E p \in Pages, I \in Parts, v \in Ids, a \in Agents : Store(a, p, I,
         \/ \E p \in Pages : Sync(p)
         \/ \E d \in Devices : MaxLosses > 0 /\ Lose(d)
 
-(* What is seen may change at any time, among what may be seen. *)
+(* Any value that may be seen may be seen at any time. *)
 Spec == Init /\ [][Next]_<<size, hist>> /\ []Allowed
 =============================================================================

@@ -1,14 +1,14 @@
 ------------------------------- MODULE Groups -------------------------------
 (***************************************************************************)
 (* Groups: pages of several files that are released at once. A writer      *)
-(* begins, which brings home what was released of the pages before,        *)
-(* stores, and releases, one file after the other, or is killed. Readers   *)
-(* acquire: they have all of a version or nothing of it, and are told      *)
-(* which one. docs/dev/adr/0015 is the same in prose.                      *)
+(* begins, which first brings home earlier releases of the pages. It       *)
+(* stores, and then releases one file after the other, or is killed.       *)
+(* Readers acquire: they have all of a version or nothing of it, and are   *)
+(* told which one. docs/dev/adr/0015 says the same in prose.               *)
 (*                                                                         *)
-(* Each file has one page, of which the bytes are the number of the        *)
-(* version that they are of. CPU programs may write another byte of it     *)
-(* meanwhile, which collects what is pending.                              *)
+(* Each file has one page, whose bytes are the number of their version.    *)
+(* CPU programs may write another byte of the page at the same time, which *)
+(* collects pending bytes.                                                 *)
 (***************************************************************************)
 EXTENDS Naturals, FiniteSets, Sequences, TLC
 
@@ -22,16 +22,16 @@ Has(cure) == cure \notin Missing
 VARIABLES
     group,      \* "none", "collecting", "open", "publishing", "draining"
     next,       \* the version that the group stores
-    mem,        \* mem[f]: what the writer's device has
-    base,       \* base[f]: what it agreed on with home, to which an abort goes back
+    mem,        \* mem[f]: the bytes of the writer's device
+    base,       \* base[f]: the bytes that it agreed on with home, which an abort restores
     home,       \* home[f]
     pending,    \* files with a release that is not home
-    left,       \* files that the group has to publish still
-    version,    \* version[f]: what a file is said to have
+    left,       \* files that the group still has to publish
+    version,    \* version[f]: the version that readers of a file are told
     marked,     \* files that are being published
-    cache,      \* cache[f]: what the kernel has of home, which a release drops
+    cache,      \* cache[f]: the kernel's copy of home, which a release drops
     reader,     \* reader[r]: [at, got, before, told], at: files that are still to be read, "idle" as a set with 0
-    bad         \* a reader had a part of a version, or was told another one than it has
+    bad         \* a reader had a part of a version, or was told a version that it does not have
 vars == <<group, next, mem, base, home, pending, left, version, marked, cache, reader, bad>>
 
 Idle == [at |-> {0}, got |-> [f \in Files |-> 0], before |-> 0, told |-> 0]
@@ -58,11 +58,11 @@ Collecting == /\ group = "collecting" /\ pending = {} /\ group' = "open"
 Store(f) == /\ group = "open" /\ mem' = [mem EXCEPT ![f] = next]
             /\ UNCHANGED <<group, next, base, home, pending, left, version, marked, cache, reader, bad>>
 
-(* Anybody else on the device releases, as a neighbour or an fsync does: pages of the group are left out. *)
+(* Another program on the device releases, or an fsync does: pages of the group are left out. *)
 Neighbour(f) == /\ group = "open" /\ ~Has("grouped") /\ mem[f] # base[f] /\ pending' = pending \cup {f}
                 /\ UNCHANGED <<group, next, mem, base, home, left, version, marked, cache, reader, bad>>
 
-(* Who collects: write-back, a CPU program's write or read, an acquire. *)
+(* A collect: by write-back, a CPU program's write or read, or an acquire. *)
 Collect(f) == /\ f \in pending /\ Collected({f})
               /\ UNCHANGED <<group, next, mem, left, version, marked, cache, reader, bad>>
 
@@ -72,7 +72,7 @@ Abort == /\ group = "open"
          /\ group' = "none"
          /\ UNCHANGED <<next, base, home, left, version, marked, cache, reader, bad>>
 
-(* The release begins once all is stored. It marks the files, unless an acquire is to be waited for. *)
+(* The release begins after all stores. It marks the files, unless it has to wait for an acquire. *)
 Release == /\ group = "open" /\ \A f \in Files : mem[f] = next
            /\ group' = "publishing" /\ left' = Files
            /\ marked' = IF Has("mark") THEN Files ELSE {}
@@ -85,7 +85,7 @@ End == /\ group = "draining" /\ \A f \in Files : cache[f] = next \/ ~Has("drain"
        /\ group' = "none" /\ next' = next + 1
        /\ version' = [f \in Files |-> next] /\ marked' = {}
        /\ UNCHANGED <<mem, base, home, pending, left, cache, reader, bad>>
-(* The kernel drops its page, which the next read fetches. *)
+(* The kernel drops its page. The next read fetches it. *)
 Drop(f) == /\ group = "draining" /\ cache' = [cache EXCEPT ![f] = IF f \in pending THEN mem[f] ELSE home[f]]
            /\ UNCHANGED <<group, next, mem, base, home, pending, left, version, marked, reader, bad>>
 
@@ -94,11 +94,11 @@ Start(r) == /\ reader[r].at = {0} /\ marked = {}
             /\ LET new == [at |-> Files, got |-> [f \in Files |-> 0], before |-> Sum, told |-> Newest] IN
                reader' = [reader EXCEPT ![r] = new]
             /\ UNCHANGED <<group, next, mem, base, home, pending, left, version, marked, cache, bad>>
-(* It brings one file after the other: from home, or straight from the device what that has released. *)
+(* It brings one file after the other: from home, or released bytes directly from the device. *)
 Bring(r, f) == /\ f \in reader[r].at
                /\ reader' = [reader EXCEPT ![r].at = @ \ {f}, ![r].got[f] = IF f \in pending THEN mem[f] ELSE home[f]]
                /\ UNCHANGED <<group, next, mem, base, home, pending, left, version, marked, cache, bad>>
-(* It is over where no group was published meanwhile; else it begins anew. *)
+(* It ends if no group was published in between; otherwise it begins anew. *)
 Over(r) == /\ reader[r].at = {}
            /\ LET again == Has("look-again") /\ Sum # reader[r].before IN
               /\ bad' = (bad \/ (~again /\ \E f \in Files : reader[r].got[f] # reader[r].told))
@@ -110,9 +110,9 @@ Next == \/ Begin \/ Collecting \/ Abort \/ Release \/ End
         \/ \E r \in Readers : Start(r) \/ Over(r) \/ \E f \in Files : Bring(r, f)
 Spec == Init /\ [][Next]_vars
 
-(* What must hold. *)
+(* Invariants. *)
 AllOrNothing == ~bad
-(* While no group is being published, everybody who acquires gets what the files are said to have. *)
+(* While no group is being published, every acquire gets the versions that it is told. *)
 VersionsAreTrue == marked = {} /\ group \in {"none", "open", "settling"} =>
                        \A f \in Files : (IF f \in pending THEN mem[f] ELSE home[f]) = version[f]
 KernelIsCurrent == marked = {} => \A f \in Files : cache[f] = version[f]   \* what a read on the CPU gets

@@ -1,9 +1,9 @@
 ------------------------------ MODULE History ------------------------------
 (***************************************************************************)
-(* The history of one byte: which stores were made, and who knows of them. *)
-(* Each store leaves a value of its own, so a value tells its store. Value *)
-(* 0 is what the file had at first. Values that nobody may see any more    *)
-(* are used again, so histories of any length have few states.             *)
+(* The history of one byte: which stores were made, and which owners know  *)
+(* of them. Each store has its own value, so a value identifies its store. *)
+(* Value 0 is the file's first content. Values that no reader may see any  *)
+(* more are used again, so histories of any length have few states.        *)
 (***************************************************************************)
 EXTENDS Naturals, FiniteSets, TLC
 
@@ -26,8 +26,8 @@ Past == 1000   \* a read past them (O_DIRECT)
 Readers == {Cache, Past} \cup Devices
 AgentOf(r) == IF r \in Devices THEN r ELSE CPU
 
-(* live: stores that somebody may see. before[v]: stores that the one who stored v knew of. by[v]: who that was.
-   known[a]: stores that a knows of. pub[s]: what release s will tell everybody. safe: stores that no device's loss
+(* live: stores that some reader may see. by[v]: the owner that stored v. before[v]: stores that this owner knew of.
+   known[a]: stores that a knows of. pub[s]: the stores that release s will publish. safe: stores that no device's loss
    undoes. *)
 NewByte == [live   |-> {0},
             before |-> TLCEval([v \in Ids |-> {}]),
@@ -55,7 +55,7 @@ Without(h, gone) ==
               !.known = TLCEval([a \in Agents |-> h.known[a] \ gone]),
               !.pub = TLCEval([s \in Slots |-> h.pub[s] \ gone])]
 
-(* A store that everybody knows to be superseded, for good, is forgotten. *)
+(* A store is forgotten when all owners know that it was superseded. *)
 Final(h) == IF MaxLosses = 0 THEN h.live ELSE {v \in h.live : h.by[v] = CPU \/ v \in h.safe}
 Forgotten(h) == {v \in h.live : \A a \in Agents : v \in UNION {h.before[t] : t \in h.known[a] \cap Final(h)}}
 Tidy(h) == LET gone == Forgotten(h) IN IF gone = {} THEN h ELSE Without(h, gone)

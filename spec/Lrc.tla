@@ -1,12 +1,11 @@
 -------------------------------- MODULE Lrc --------------------------------
 (***************************************************************************)
-(* The protocol of package lrc, with what its caller, the kernel and the   *)
-(* programs do. Each action names its rule in docs/consistency.md.         *)
+(* The protocol of package lrc, with the actions of its caller, the kernel *)
+(* and the programs. Each action names its rule in docs/consistency.md.    *)
 (*                                                                         *)
-(* A version vector is asked two questions only: has the device released   *)
-(* what home lacks (pend), and has home what the device lacks (stale). So  *)
-(* this module keeps the two answers; Versions.tla shows that vectors give *)
-(* them.                                                                   *)
+(* The protocol asks only two questions of a version vector: has the       *)
+(* device released bytes that home lacks (pend), and has home bytes that   *)
+(* the device lacks (stale)? So this module keeps only the two answers.    *)
 (*                                                                         *)
 (* A digest stands for the bytes that it was taken of (agreed).            *)
 (***************************************************************************)
@@ -17,16 +16,16 @@ CONSTANTS
     Mapped,     \* every device maps every page for writing from the beginning, and has acquired it
     Does,       \* what happens in this instance, by name
     Missing,    \* the cures that are taken out: {} but for mutants
-    MaxLevel    \* the most steps of a history, where an instance is too large to be looked at whole
+    MaxLevel    \* the most steps of a history, for an instance that is too large to be checked whole
 
 VARIABLES
     size,   \* size[p]: bytes of page p before end of file
     pg,     \* pg[p]: everything else of page p
     map,    \* map[d]: "none", "ro", "rw", or "leaving" while its last release is under way
     slot,   \* slot[s]: a release that is under way
-    plan,   \* what was begun under the file's lock, and is to be committed or aborted
+    plan,   \* the open plan under the file's lock
     lost,   \* devices that were lost
-    hist    \* history, for the refinement: what Clients calls hist
+    hist    \* history, for the refinement: hist of Clients
 
 vars == <<size, pg, map, slot, plan, lost, hist>>
 
@@ -37,8 +36,8 @@ May_(event) == event \in Does
 (* Pages *)
 
 AtHome == 0                          \* the base is home itself
-Copies == 1..Cardinality(Devices) + 1   \* the base is a copy that is kept under this number
-Zeros == Cardinality(Devices) + 2    \* the base is zeros: nothing was ever brought there
+Copies == 1..Cardinality(Devices) + 1   \* the base is a copy with this number
+Zeros == Cardinality(Devices) + 2    \* the base is zeros: home's bytes were never brought there
 
 AllZero == TLCEval([i \in 1..B |-> 0])
 None == <<>>
@@ -59,19 +58,19 @@ FreeCopy(S) == CHOOSE b \in Copies : Users(S, b) = {} /\ \A c \in Copies : c < b
 Pending(S) == {d \in Devices : S.rep[d].held /\ S.rep[d].pend}
 Lowest(ds) == CHOOSE d \in ds : \A e \in ds : d <= e
 Highest(ds) == CHOOSE d \in ds : \A e \in ds : d >= e
-First(ds) == IF Has("lowest first") THEN Lowest(ds) ELSE Highest(ds)   \* of several that are pending
+First(ds) == IF Has("lowest first") THEN Lowest(ds) ELSE Highest(ds)   \* the first of several pending devices
 
-(* The bytes of a device's base. Where a mutant lost them, there is only home. *)
+(* The bytes of a device's base. If a mutant lost them, home is used. *)
 BaseOf(S, d) == LET b == S.rep[d].base
                 IN  CASE b = AtHome -> S.home
                       [] b = Zeros -> AllZero
                       [] OTHER -> IF S.kept[b] = None THEN S.home ELSE S.kept[b]
 
-(* Copies that no replica has as its base are dropped; a page that no device holds costs nothing. *)
+(* Drops copies that are no replica's base. A page that no device holds costs nothing. *)
 Swept(S) == [S EXCEPT !.kept = TLCEval([b \in Copies |-> IF Users(S, b) = {} THEN None ELSE S.kept[b]]),
                       !.may = S.may \/ \A d \in Devices : ~S.rep[d].held]
 
-(* Rule 4: before home changes, its bytes are kept for replicas that have no other base. *)
+(* Rule 4: before home changes, its bytes are kept for replicas whose base is home. *)
 KeepsFor(S, except) == {d \in Devices \ {except} : Tracks(S, d) /\ S.rep[d].base = AtHome}
 Kept(S, except) ==
     LET ds == KeepsFor(S, except)
@@ -80,13 +79,13 @@ Kept(S, except) ==
         ELSE [S EXCEPT !.rep = TLCEval([d \in Devices |-> IF d \in ds THEN [S.rep[d] EXCEPT !.base = b] ELSE S.rep[d]]),
                        !.kept[b] = S.home]
 
-(* Rule 3: byte by byte what a device changed, else what home has. *)
+(* Rule 3: the bytes that a device changed, otherwise home's. *)
 Merged(S, d, mine, n) ==
     LET base == BaseOf(S, d)
         whole == S.rep[d].base = AtHome \/ (~Has("merge by bytes") /\ \E i \in 1..n : mine[i] # base[i])
     IN  TLCEval([i \in 1..B |-> IF i <= n /\ (whole \/ mine[i] # base[i]) THEN mine[i] ELSE S.home[i]])
 
-(* Rule 3: the bytes mine, which were read of device d, are home. now is what the device has by then. *)
+(* Rule 3: the bytes mine, read from device d, are home. now is what the device has at that time. *)
 Collected(S, d, mine, now, n) ==
     LET home == Merged(S, d, mine, n)
         agrees == \A i \in 1..n : home[i] = mine[i]
@@ -125,22 +124,22 @@ Updated(S, d, track) ==
         ELSE Swept([S EXCEPT !.rep[d] = [r EXCEPT !.held = TRUE, !.stale = FALSE, !.base = AtHome,
                                                   !.tracked = @ \/ track, !.data = data, !.agreed = S.home]])
 
-(* A program may store from now on. What the device has is the base of its stores. *)
+(* A program may store from now on. The device's bytes are the base of its stores. *)
 Tracked(S, d) == IF S.rep[d].held /\ ~S.rep[d].tracked /\ ~S.rep[d].stale
                  THEN [S EXCEPT !.rep[d].tracked = TRUE, !.rep[d].agreed = S.rep[d].data] ELSE S
 
-(* The device holds nothing of the page any more. Its memory keeps what it had. *)
+(* The device does not hold the page any more. Its memory keeps its bytes. *)
 Evicted(S, d) == Swept([S EXCEPT !.rep[d] = [NotHeld EXCEPT !.data = S.rep[d].data]])
 Zeroed(S, d) == IF Has("memory is zeroed") THEN [S EXCEPT !.rep[d].data = AllZero] ELSE S
 
-(* Rule 9: a program may store into memory that nothing was brought to. *)
+(* Rule 9: a program may store into memory that home's bytes were never brought to. *)
 Hollow(S, d) ==
     IF S.rep[d].held THEN S
     ELSE [S EXCEPT !.rep[d] = [NotHeld EXCEPT !.held = TRUE, !.tracked = Has("watch hollow"), !.stale = TRUE,
               !.data = S.rep[d].data,
                                               !.base = IF Has("watch hollow") THEN Zeros ELSE AtHome]]
 
-(* Bytes of a page become zero for everybody: in replicas and in what they are compared with. *)
+(* Bytes of a page become zero everywhere: in replicas and in their bases. *)
 ZeroedBytes(S, Z) ==
     LET zero(bytes) == TLCEval([i \in 1..B |-> IF i \in Z THEN 0 ELSE bytes[i]])
     IN  IF ~Has("zero what grows") THEN S
@@ -160,12 +159,12 @@ Free == plan = NoPlan   \* the file's lock
 Writer(d) == map[d] \in {"rw"}
 CanStore(d) == map[d] = "rw" /\ d \notin lost
 
-(* What Pending of lrc leaves out is not collected. *)
+(* Collects, except pages that lrc's Pending leaves out. *)
 Home(p, entering) ==
     IF Draining(p) /\ Has("leave draining pages") /\ ~(entering /\ Has("collect for the kernel")) THEN pg[p]
     ELSE CollectedAll(pg[p], size[p])
 
-(* The values that a byte has anywhere. A new store leaves another one. *)
+(* The values that a byte has anywhere. A new store gets another value. *)
 InUse(p, i) ==
     hist[p][i].live \cup {pg[p].home[i], pg[p].kern.data[i]}
     \cup UNION {{pg[p].rep[d].data[i], pg[p].rep[d].agreed[i]} : d \in Devices}
@@ -196,7 +195,7 @@ Init ==
 ----------------------------------------------------------------------------
 (* Programs of devices *)
 
-(* A program of a device stores into its memory. Nobody is told. *)
+(* A program of a device stores into its memory. The daemon does not notice. *)
 DeviceStores(d, p, i) ==
     /\ May_("store") /\ CanStore(d) /\ (i <= size[p] \/ May_("store past end"))
     /\ HasUnused(p, {i})
@@ -205,7 +204,7 @@ DeviceStores(d, p, i) ==
            /\ IF i <= size[p] THEN RememberStore(d, p, {i}, v) ELSE UNCHANGED hist
     /\ UNCHANGED <<size, map, slot, plan, lost>>
 
-(* Rule 9: a program maps the file. What it can look at is current, or zero, and its stores will be found. *)
+(* Rule 9: a program maps the file. The bytes that it can read are current or zero, and its stores will be found. *)
 Exposed(S, p, d, writes, used) ==
     LET r == S.rep[d]
         fresh == CASE ~r.held \/ ~r.stale -> S
@@ -245,8 +244,8 @@ Acquire(d, p) ==
 
 Modified(S, d, n) == Tracks(S, d) /\ \E i \in 1..n : S.rep[d].data[i] # S.rep[d].agreed[i]
 
-(* Rule 2: what the device modified of some pages is published. The kernel is to drop what it may hold of them. With
-   leaves, the program unmapped the file, or died, which is a release of all of it. *)
+(* Rule 2: publishes the pages of P that the device modified. The kernel has to drop those that it may hold. With
+   leaves, the program unmapped the file, or died, which is a release of the whole file. *)
 CommitRelease(s, d, P, leaves) ==
     /\ May_("release") /\ Free /\ ~slot[s].on /\ map[d] = "rw" /\ d \notin lost
     /\ \A t \in Slots : t < s => slot[t].on
@@ -328,7 +327,7 @@ CommitCollect ==
     /\ plan' = NoPlan
     /\ UNCHANGED <<size, map, slot, lost, hist>>
 
-(* Home has not changed: it is the base again of those for whom it was kept. *)
+(* Home has not changed: it is the base again of the replicas for which it was kept. *)
 NotKept(S, ds) == IF ~Has("take back what was kept") THEN [S EXCEPT !.kept = TLCEval([b \in Copies |-> IF Users(S,
           b) \subseteq ds THEN None ELSE S.kept[b]])]
                   ELSE Swept([S EXCEPT !.rep = TLCEval([d \in Devices |-> IF d \in ds
@@ -349,7 +348,7 @@ Evict(d, p) ==
        IN  SetPage(p, Evicted(S, d))
     /\ UNCHANGED <<size, map, slot, plan, lost, hist>>
 
-(* A program says that it does not need a page for now (MADV_DONTNEED). What it stored since its release stays. *)
+(* A program does not need a page for now (MADV_DONTNEED). Its stores since its release stay. *)
 GiveUp(d, p) ==
     /\ May_("give up") /\ Free /\ map[d] \in {"ro", "rw"} /\ pg[p].rep[d].held /\ ~Draining(p) /\ d \notin lost
     /\ LET S == Home(p, FALSE)
@@ -358,7 +357,7 @@ GiveUp(d, p) ==
            ELSE SetPage(p, IF Writer(d) THEN Hollow(E, d) ELSE E)
     /\ UNCHANGED <<size, map, slot, plan, lost, hist>>
 
-(* Nobody maps a page for writing any more: no base is kept for it. *)
+(* No program maps a page for writing any more: no base is kept for it. *)
 Untrack(d, p) ==
     /\ May_("untrack") /\ Free /\ map[d] \in {"none", "ro"} /\ Tracks(pg[p], d)
     /\ pg[p].rep[d].pend => ~Has("track what is pending")
@@ -367,7 +366,7 @@ Untrack(d, p) ==
                       ELSE Swept([S EXCEPT !.rep[d].tracked = FALSE, !.rep[d].base = AtHome]))
     /\ UNCHANGED <<size, map, slot, plan, lost, hist>>
 
-(* A device is lost, and all that only it had. *)
+(* A device is lost, with all bytes that only it had. *)
 Lose(d) ==
     /\ Cardinality(lost) < MaxLosses /\ Free /\ d \notin lost
     /\ lost' = lost \cup {d}
@@ -394,7 +393,7 @@ KernelReads(p) ==
                  data |-> S.home]])
     /\ UNCHANGED <<size, map, slot, plan, lost, hist>>
 
-(* The kernel forgets a clean page when it likes, and tells nobody. *)
+(* The kernel forgets a clean page at any time, without telling the daemon. *)
 KernelForgets(p) ==
     /\ May_("forget") /\ pg[p].kern.have /\ ~pg[p].kern.dirty
     /\ ~(plan.kind \in {"write", "write back"} /\ plan.p = p)
@@ -409,7 +408,7 @@ MapStores(p, i) ==
            /\ RememberStore(CPU, p, {i}, v)
     /\ UNCHANGED <<size, map, slot, plan, lost>>
 
-(* Rule 4: a program on the CPU writes some bytes of a page, or all of it. What was released comes home first. *)
+(* Rule 4: a program on the CPU writes some bytes of a page, or all of it. Released bytes come home first. *)
 BeginWrite(p, I) ==
     /\ May_("write") /\ ~WriteBack /\ Free /\ HasUnused(p, I)
     /\ \E n \in I : \A i \in I : i <= n /\ n <= size[p] + 1 /\ (n > size[p] => May_("grow"))
@@ -471,8 +470,8 @@ Sync(p) ==
     /\ LET Op(h) == Synced(h) IN Remember(p, 1..B, Op)
     /\ UNCHANGED <<size, map, slot, plan, lost>>
 
-(* A program sets the size. Past both sizes everybody has zeros at once, and nothing is pending of a page that is gone.
-   *)
+(* A program sets the size. Past the smaller size all replicas have zeros at once. A page that is gone has no pending
+   release. *)
 Resize(p, n) ==
     /\ May_("resize") /\ Free /\ n # size[p]
     /\ LET Z == {i \in 1..B : i > n \/ i > size[p]}
@@ -509,14 +508,14 @@ Next ==
 Spec == Init /\ [][Next]_vars
 
 ----------------------------------------------------------------------------
-(* What the protocol promises: it refines Clients. *)
+(* The protocol refines Clients. *)
 
 ReadCached(p, S) == IF S.kern.have THEN S.kern.data ELSE Home(p, TRUE).home
 ReadPast(p, S) == LET H == Home(p, FALSE)
                 IN  IF ~S.kern.dirty THEN H.home
                     ELSE TLCEval([i \in 1..B |-> IF i <= size[p] THEN S.kern.data[i] ELSE H.home[i]])
 
-(* While something is written home, whoever reads waits. *)
+(* While a page is written home, its readers wait. *)
 Shows == TLCEval([p \in Pages |->
             LET S == pg[p]
                 cached == ReadCached(p, S)
@@ -539,7 +538,7 @@ Bounded == TLCGet("level") < MaxLevel
 SamePages == Permutations(Pages)
 
 ----------------------------------------------------------------------------
-(* What holds of each page. *)
+(* Invariants of each page. *)
 
 Replicas == {<<p, d>> \in Pages \X Devices : pg[p].rep[d].held}
 
@@ -551,38 +550,38 @@ StatesAreSane == \A <<p, d>> \in Replicas :
         /\ r.pend => r.tracked
         /\ ~r.tracked => r.base = AtHome
 
-(* Of a page that was cut off nothing is pending. *)
+(* A page past the end of file has no pending release. *)
 CutIsVoid == \A p \in Pages : size[p] = 0 => Pending(pg[p]) = {}
 
-(* Every base that a replica needs is there. *)
+(* Every base that a replica needs is kept. *)
 BasesAreKept == \A <<p, d>> \in Replicas :
     LET r == pg[p].rep[d]
     IN  r.tracked /\ r.base \in Copies => pg[p].kept[r.base] # None
 
-(* What a replica is compared with is its base: a digest that differs would hide stores, or invent them. *)
+(* A replica's digest is that of its base: another digest would hide stores, or invent them. *)
 DigestsAreOfBases == \A <<p, d>> \in Replicas :
     LET r == pg[p].rep[d]
     IN  r.tracked /\ plan = NoPlan => \A i \in 1..size[p] : r.agreed[i] = BaseOf(pg[p], d)[i]
 
-(* A replica that is up to date, and that nobody stores into, is home. *)
+(* A replica that is up to date, and that no program stores into, equals home. *)
 CleanIsHome == \A <<p, d>> \in Replicas :
     LET r == pg[p].rep[d]
     IN  ~r.tracked /\ ~r.stale => \A i \in 1..size[p] : r.data[i] = pg[p].home[i]
 
-(* Whoever can store is watched. *)
+(* The replicas of every device that can store are tracked. *)
 StoresAreFound == \A <<p, d>> \in Replicas : map[d] = "rw" => Tracks(pg[p], d)
 
-(* Rule 6: the kernel holds no clean page that lacks what was released and has drained. *)
+(* Rule 6: the kernel holds no clean page that lacks bytes whose release has drained. *)
 KernelIsCurrent == \A p \in Pages :
     pg[p].kern.have /\ ~pg[p].kern.dirty /\ ~Draining(p) /\ plan = NoPlan
         => Pending(pg[p]) = {} /\ \A i \in 1..size[p] : pg[p].kern.data[i] = pg[p].home[i]
 
-(* Rule 3: of devices whose releases come home together the highest wins a byte that several changed. *)
+(* Rule 3: if releases of several devices come home together, the highest device wins a byte that several changed. *)
 HighestWins == \A p \in Pages, i \in 1..B :
     LET changed == {d \in Pending(pg[p]) : pg[p].rep[d].data[i] # BaseOf(pg[p], d)[i]}
     IN  i <= size[p] /\ changed # {} => CollectedAll(pg[p], size[p]).home[i] = pg[p].rep[Highest(changed)].data[i]
 
-(* Rule 3: no device lets go of what it released before that is home, but by its loss. *)
+(* Rule 3: a device gives up released bytes only when they are home, or when it is lost. *)
 NothingIsLost == [][\A p \in Pages, d \in Devices :
     pg[p].rep[d].pend /\ ~pg'[p].rep[d].held /\ d \notin lost'
         => pg'[p].home = CollectedAll(pg[p], size[p]).home]_vars

@@ -1,14 +1,15 @@
 ------------------------------- MODULE Moves -------------------------------
 (***************************************************************************)
-(* Memory that moves, of one page on one device. Clients have it at their  *)
-(* addresses by leases; a bracket pins the page, and has its client map    *)
-(* what there is. To take memory back, the daemon first has every client   *)
-(* put a hole in its place (MOVE), and only then moves the bytes to pinned *)
-(* memory, or brings them home. docs/dev/adr/0016 is the same in prose.    *)
+(* Memory that moves: one page on one device. Clients have it at their     *)
+(* addresses by leases. A bracket pins the page, and makes its client map  *)
+(* the page's current memory. To take memory back, the daemon first makes  *)
+(* every client put a hole in its place (MOVE). Only then does it move the *)
+(* bytes to pinned memory, or bring them home. docs/dev/adr/0016 says the  *)
+(* same in prose.                                                          *)
 (*                                                                         *)
-(* Two bytes: the device's programs store into byte 1, CPU programs write  *)
-(* byte 2. A byte is the number of its stores so far, so it is known which *)
-(* of them a copy has.                                                     *)
+(* There are two bytes: the device's programs store into byte 1, CPU       *)
+(* programs write byte 2. The value of a byte is the number of its stores  *)
+(* so far, so it shows which stores a copy has.                            *)
 (***************************************************************************)
 EXTENDS Naturals, FiniteSets, Sequences, TLC
 
@@ -18,26 +19,26 @@ CONSTANTS Clients,
 
 Has(cure) == cure \notin Missing
 
-(* Memories are numbered by generations: a page that moves, or is made anew, is in another one. A memory that is not the
-   page's any more may be another file's, or be cleared. *)
+(* Memories are numbered by generations: a page that moves, or is made anew, is in a new generation. A memory that the
+   page has left may belong to another file, or be cleared. *)
 Tiers == {"none", "device", "pinned"}
 
 VARIABLES
     place,      \* [tier, gen]: where the page is
-    last,       \* the last generation that there was
+    last,       \* the last generation
     mem,        \* the bytes of the page's memory
     home,       \* home's bytes
-    base,       \* byte 1 as the device last agreed on with home: what differs was stored, and not released
-    pending,    \* a release of byte 1 that is not home
-    given,      \* given[c]: the generation that the daemon told client c to have, 0: a hole
-    has,        \* has[c]: the one that the client has at its addresses
+    base,       \* byte 1 when the device last agreed with home: a difference is an unreleased store
+    pending,    \* byte 1 has a release that is not home
+    given,      \* given[c]: the generation that the daemon told client c to map, 0: a hole
+    has,        \* has[c]: the generation that the client has at its addresses
     asked,      \* asked[c]: MOVEs on their way to the client, in order
     open,       \* clients in a bracket
-    grants,     \* clients whose bracket pins the page, and that do not have their answer
-    taker,      \* what the daemon is at: "idle", "holes" while it waits for them, "checked", "emptied" once home has
-                \* what there was
+    grants,     \* clients whose bracket pins the page, and that have no answer yet
+    taker,      \* the daemon's step: "idle", "holes" while it waits for them, "checked", "emptied" once home has
+                \* the page's bytes
     stored, written, released,  \* how often
-    wrong       \* something was lost, or a stranger's memory was stored into
+    wrong       \* a store was lost, or went into another program's memory
 vars == <<place, last, mem, home, base, pending, given, has, asked, open, grants, taker, stored, written, released,
           wrong>>
 
@@ -52,7 +53,7 @@ Pinned == open \cup grants # {}
 Sure(c) == asked[c] = <<>>
 Leased == \E c \in Clients : given[c] # 0 \/ ~Sure(c)
 
-(* A bracket is asked for: it pins the page, which is made and filled if it is not there. *)
+(* A client asks for a bracket: it pins the page, which is made and filled if it has no memory. *)
 Use(c) ==
     /\ c \notin open \cup grants
     /\ \/ /\ place.tier # "none"
@@ -63,7 +64,7 @@ Use(c) ==
     /\ grants' = grants \cup {c}
     /\ UNCHANGED <<home, pending, given, has, asked, open, taker, stored, written, released, wrong>>
 
-(* The client is told to map what there is, unless it has that. *)
+(* The daemon tells the client to map the page's memory, unless the client has it. *)
 Give(c) ==
     /\ c \in grants /\ given[c] # place.gen
     /\ asked' = [asked EXCEPT ![c] = Append(@, place.gen)]
@@ -76,14 +77,14 @@ Begin(c) ==
     /\ grants' = grants \ {c} /\ open' = open \cup {c}
     /\ UNCHANGED <<place, last, mem, home, base, pending, given, has, asked, taker, stored, written, released, wrong>>
 
-(* The client does what it was told first. 0 is a hole. *)
+(* The client carries out the first MOVE. 0 is a hole. *)
 Follow(c) ==
     /\ asked[c] # <<>>
     /\ has' = [has EXCEPT ![c] = Head(asked[c])]
     /\ asked' = [asked EXCEPT ![c] = Tail(@)]
     /\ UNCHANGED <<place, last, mem, home, base, pending, given, open, grants, taker, stored, written, released, wrong>>
 
-(* A program stores within its bracket, into what is at its addresses. *)
+(* A program stores within its bracket, into the memory at its addresses. *)
 Store(c) ==
     /\ c \in open /\ stored < Most
     /\ stored' = stored + 1
@@ -109,26 +110,26 @@ Release ==
     /\ pending' = TRUE /\ released' = stored
     /\ UNCHANGED <<place, last, mem, home, base, given, has, asked, open, grants, taker, stored, written, wrong>>
 
-(* What was released comes home, merged with what the CPU wrote. It carries what was stored by then. *)
+(* Released bytes come home, merged with the CPU's writes. A collect carries everything stored so far. *)
 Collected == /\ home' = [home EXCEPT ![1] = mem[1]] /\ base' = mem[1] /\ pending' = FALSE
 Collect ==
     /\ pending /\ place.tier # "none" /\ Collected
     /\ UNCHANGED <<place, last, mem, given, has, asked, open, grants, taker, stored, written, released, wrong>>
 
-(* A CPU program writes byte 2: what is pending comes home before. *)
+(* A CPU program writes byte 2: pending bytes come home first. *)
 Write ==
     /\ written < Most /\ ~pending
     /\ written' = written + 1 /\ home' = [home EXCEPT ![2] = written']
     /\ UNCHANGED <<place, last, mem, base, pending, given, has, asked, open, grants, taker, stored, released, wrong>>
 
-(* An acquire patches what the CPU wrote into the device's memory. *)
+(* An acquire patches the CPU's writes into the device's memory. *)
 Acquire ==
     /\ place.tier # "none" /\ mem[2] # home[2]
     /\ mem' = [mem EXCEPT ![2] = home[2]]
     /\ UNCHANGED <<place, last, home, base, pending, given, has, asked, open, grants, taker, stored, written, released,
               wrong>>
 
-(* The daemon wants the memory back: each client that has a lease is to put a hole there. *)
+(* The daemon wants the memory back: it tells each client with a lease to put a hole there. *)
 TakeBack ==
     /\ taker = "idle" /\ place.tier # "none" /\ ~Pinned
     /\ asked' = [c \in Clients |-> IF given[c] # 0 /\ Has("holes") THEN Append(asked[c], 0) ELSE asked[c]]
@@ -136,21 +137,21 @@ TakeBack ==
     /\ taker' = "holes"
     /\ UNCHANGED <<place, last, mem, home, base, pending, has, open, grants, stored, written, released, wrong>>
 
-(* All have answered. Brackets may have come meanwhile, and gone. *)
+(* All clients have answered. Brackets may have begun and ended in between. *)
 Holes ==
     /\ taker = "holes" /\ \A c \in Clients : Sure(c)
     /\ taker' = "checked"
     /\ UNCHANGED <<place, last, mem, home, base, pending, given, has, asked, open, grants, stored, written, released,
               wrong>>
 
-(* A client that does not answer keeps what it has. *)
+(* A client that does not answer keeps its memory. *)
 GiveUp == /\ taker # "idle" /\ taker' = "idle"
           /\ UNCHANGED <<place, last, mem, home, base, pending, given, has, asked, open, grants, stored, written,
                     released, wrong>>
 
 Free == (~Has("pins") \/ ~Pinned) /\ (~Has("no-leases") \/ ~Has("holes") \/ ~Leased)
 
-(* The bytes move to the other tier, under the file's lock. A mutant copies what was there before the last collect. *)
+(* The bytes move to the other tier, under the file's lock. A mutant copies the bytes from before the last collect. *)
 Move ==
     /\ taker = "checked" /\ Free
     /\ place' = [tier |-> IF place.tier = "device" THEN "pinned" ELSE "device", gen |-> last + 1] /\ last' = last + 1
@@ -181,7 +182,7 @@ CONSTANT MostGenerations
 Bounded == last <= MostGenerations /\ \A c \in Clients : asked[c] = <<>> \/ Tail(asked[c]) = <<>>
           \/ Tail(Tail(asked[c])) = <<>>
 
-(* What must hold. *)
+(* Invariants. *)
 NobodyStoresElsewhere == ~wrong                                      \* a program in a bracket has the page's memory
 NoStoreIsLost == (IF place.tier = "none" THEN home[1] ELSE mem[1]) = stored \/ wrong
 ReleasedIsSeen == (IF pending THEN mem[1] ELSE home[1]) >= released  \* by whoever reads on the CPU

@@ -1,8 +1,8 @@
 ------------------------------- MODULE Trace -------------------------------
 (***************************************************************************)
-(* Whether clients saw what Clients allows, in traces of real programs.    *)
-(* Module TraceData is made by internal/model from what programs did on a  *)
-(* mount, or on lrc alone, with a few watched bytes.                       *)
+(* Whether clients saw only what Clients allows, in traces of real         *)
+(* programs. internal/model makes the module TraceData from what programs  *)
+(* did to a few watched bytes, on a mount or on lrc alone.                 *)
 (***************************************************************************)
 EXTENDS History, Sequences, TraceData
 
@@ -42,7 +42,7 @@ Next == /\ More
 
 Spec == Init /\ [][Next]_<<trace, at, h, value>>
 
-(* A view has no stores of its own. One that was just acquired knows what programs on the CPU know. *)
+(* A view has no stores of its own. A view that was just acquired knows the same stores as programs on the CPU. *)
 Seen == More /\ Event.e \in {"read", "look"}
 Reader == IF Event.e = "look" THEN CPU ELSE Event.a
 ReadsAreAllowed == Seen =>
