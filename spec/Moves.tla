@@ -159,14 +159,14 @@ Move ==
     /\ taker' = "idle"
     /\ UNCHANGED <<home, base, pending, given, has, asked, open, grants, stored, written, released, wrong>>
 
-(* Before the page goes, what is not released is released, and comes home. The file's lock is free for a while then, *)
+(* Before the page goes, its unreleased stores are released and come home. The file's lock is free for a while then. *)
 Empty ==
     /\ taker = "checked" /\ Free /\ Has("dirty")
     /\ Collected /\ released' = IF mem[1] # base THEN stored ELSE released
     /\ taker' = "settled"
     /\ UNCHANGED <<place, last, mem, given, has, asked, open, grants, stored, written, wrong>>
 
-(* and it is looked once more whether somebody has come. What a client's end released comes home here. *)
+(* So the daemon checks again for new brackets. Releases by the end of a client come home here too. *)
 Evict ==
     /\ taker = (IF Has("dirty") THEN "settled" ELSE "checked") /\ Free
     /\ home' = IF pending THEN [home EXCEPT ![1] = mem[1]] ELSE home
