@@ -75,7 +75,7 @@ func (c *Cache) AwaitVersion(ctx context.Context, ranges []AcquireRange, least u
 	}
 	err = c.awaitVersion(waits, files, least)
 	if err != nil && context.Cause(waits) == ended {
-		return fail(syscall.EINVAL, "a mapping ended while version %d was waited for", least)
+		return fail(syscall.EINVAL, "a mapping ended during the wait for version %d", least)
 	}
 	return err
 }

@@ -215,7 +215,7 @@ func (f *File) findOnDeviceLocked(
 	return nil
 }
 
-// findInLocked looks for the base of p in the bytes that a device has of the page. It makes at most most attempts, and
+// findInLocked looks for the base of p in the bytes that a device has of the page. It makes up to most attempts, and
 // returns how many it made.
 func (f *File) findInLocked(p *comparedPage, mine []byte, most int) (tried int) {
 	ended := f.withoutTail(p.page, mine)

@@ -66,7 +66,8 @@ type Latency struct {
 	P50  int64   `json:"p50_us"`
 	P99  int64   `json:"p99_us"`
 	Max  int64   `json:"max_us"`
-	// Buckets[i] counts durations of at least 2^(i-1) µs and below 2^i µs. Trailing zeros are left out.
+	// Buckets[i] counts durations of at least 2^(i-1) µs and below 2^i µs. The first bucket also counts shorter ones,
+	// the last one longer ones. Trailing zeros are left out.
 	Buckets []int64 `json:"buckets"`
 }
 

@@ -63,8 +63,8 @@
 //   - The status shows a stuck file as it was last seen (glance.go).
 //   - An eviction moves on to the next file (evict.go).
 //
-// File.stuck tells without the lock how long it has been held. No shared lock is held while home is opened, closed,
-// read or written.
+// File.stuck reports, without taking the lock, whether it has been held for too long. No shared lock is held while home
+// is opened, closed, read or written.
 //
 // # Reads on the CPU
 //

@@ -254,8 +254,8 @@ func (f *File) meetHomeLocked() (err error) {
 	return f.noteSizeLocked(0, math.MaxInt64)
 }
 
-// noteSizeLocked records the size of home after a change through the mount. That size is at least least and at most
-// most. Anything outside these bounds is a change made directly in SOURCE, and will be noticed as such.
+// noteSizeLocked records the size of home after a change through the mount. That size is between least and most.
+// Anything outside these bounds is a change made directly in SOURCE, and will be noticed as such.
 func (f *File) noteSizeLocked(least, most int64) error {
 	sig, err := f.home.Signature()
 	if err != nil {

@@ -120,7 +120,7 @@ func (s *flights) overlap(rg page.Range) bool {
 	return i < len(s.runs) && s.runs[i].pages.Overlaps(rg)
 }
 
-// in returns the runs that overlap rg: at most most pages, but at least one run. File.mu is held.
+// in returns the runs that overlap rg: up to most pages, but at least one run. File.mu is held.
 func (s *flights) in(rg page.Range, most int64) (list []flown) {
 	if !s.any() {
 		return nil
@@ -136,7 +136,7 @@ func (s *flights) in(rg page.Range, most int64) (list []flown) {
 	return list
 }
 
-// oldest returns the first runs of the oldest flight: at most most pages, but at least one run. File.mu is held.
+// oldest returns the first runs of the oldest flight: up to most pages, but at least one run. File.mu is held.
 func (s *flights) oldest(most int64) (list []flown) {
 	if !s.any() {
 		return nil
@@ -378,7 +378,7 @@ func (f *File) landLocked(rg page.Range) error {
 	return nil
 }
 
-// landSomeLocked brings home at most most pages of the oldest flight, but at least one run. Programs have probably read
+// landSomeLocked brings home up to most pages of the oldest flight, but at least one run. Programs have probably read
 // most of the oldest flight, wherever it is in the file.
 func (f *File) landSomeLocked(most int64) error { return f.landRunsLocked(f.flights.oldest(most)) }
 

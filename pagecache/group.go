@@ -76,7 +76,7 @@ func (c *Cache) BeginGroup(ctx context.Context, ranges []GroupRange) (*Group, er
 			return nil, err
 		}
 		if !m.writable {
-			return nil, fail(syscall.EACCES, "a mapping of %s is read-only, and a group is of stores", m.f.Name())
+			return nil, fail(syscall.EACCES, "a mapping of %s is read-only; a group needs writable mappings", m.f.Name())
 		}
 		if m.client != nil {
 			return nil, fail(syscall.EOPNOTSUPP, "the memory of a mapping of %s can move; groups take no such mapping",
