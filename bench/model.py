@@ -1,8 +1,8 @@
-"""Loads a safetensors file, and computes with it. Orders come on standard input, answers go to standard output."""
+"""Loads a safetensors file and computes with it. It reads orders from standard input and answers on standard output."""
 
 import sys
 
-sys.path[:] = [folder for folder in sys.path if folder]  # the current folder may have modules of these names
+sys.path[:] = [folder for folder in sys.path if folder]  # the current folder may have modules with these names
 
 import gc
 import json
@@ -10,12 +10,12 @@ import time
 import warnings
 import zlib
 
-warnings.simplefilter("ignore")  # of PyTorch, that weights are read-only
+warnings.simplefilter("ignore")  # PyTorch warns about read-only weights
 weights = None
 
 
 def begin(order):
-    """Imports what loading takes, which no row counts."""
+    """Imports what loading needs. No row counts this time."""
     global gaiafs, numpy, torch, safe_open, framework, device
     try:
         import gaiafs
@@ -49,12 +49,12 @@ def drop(order):
     weights = None
     gc.collect()
     if framework == "torch":
-        torch.cuda.empty_cache()  # each load pays for its memory
+        torch.cuda.empty_cache()  # so that each load allocates its memory
     return {}
 
 
 def load(order):
-    """Has the weights where the program computes with them when the time is over."""
+    """Loads the weights. When the time ends, they are where the program computes with them."""
     global weights
     start = time.perf_counter_ns()
     if order["How"] == "gaiafs":
@@ -68,7 +68,7 @@ def load(order):
 
 
 def step(w):
-    """A matrix-vector product with a weight of floats; all others are added up by bytes."""
+    """Computes a matrix-vector product for a weight of floats; for other types, adds up the bytes."""
     if framework == "torch":
         if w.is_floating_point() and w.element_size() > 1 and w.dim() > 1 and w.numel():
             return torch.mv(w.reshape(w.shape[0], -1), torch.ones(w[0].numel(), dtype=w.dtype, device=w.device))
@@ -79,7 +79,7 @@ def step(w):
 
 
 def run(order):
-    """Takes the shortest of several passes over all weights: enough of them for half a second, three at least."""
+    """Returns the shortest of several passes over all weights: for half a second, and at least three."""
     took, all_of_them = [], 0
     while len(took) < 3 or all_of_them < 5e8:
         start = time.perf_counter_ns()
@@ -92,7 +92,7 @@ def run(order):
 
 
 def checksum(order):
-    """Returns one number for names and bytes of all weights."""
+    """Returns a checksum of the names and bytes of all weights."""
     total = 0
     for name in sorted(weights):
         w = weights[name]
@@ -107,6 +107,6 @@ for line in sys.stdin:
     try:
         order = json.loads(line)
         answer = orders[order["Do"]](order)
-    except Exception as e:  # whatever it is, the other side prints it
+    except Exception as e:  # the other process prints it
         answer = {"Err": "%s: %s" % (type(e).__name__, e), "Full": getattr(e, "errno", 0) == 12}
     print(json.dumps(answer), flush=True)

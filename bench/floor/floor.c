@@ -1,14 +1,14 @@
 /*
- * The least that FUSE costs for many small files, to compare a mount of gaiafs with. Build it with libfuse 3.12 or
- * later:
+ * Measures the minimum cost of FUSE for many small files, as a baseline for a mount of gaiafs. Build it with libfuse
+ * 3.12 or later:
  *
  *     cc -O2 floor.c -o floor $(pkg-config --cflags --libs fuse3) -pthread
  *     ./floor no-open SOURCE MOUNTPOINT &     # the kernel opens files itself, as with gaiafs mount --kernel-opens
  *     ./floor open SOURCE MOUNTPOINT &        # OPEN and RELEASE are requests
  *     find SOURCE -type f | sed s,^SOURCE,MOUNTPOINT, | ./floor read NAME [PID]    # four threads read them
  *
- * The mounts look names up, open and read, and nothing else. What read prints is processor time: of itself, and of the
- * process that serves the mount. `echo 2 >/proc/sys/vm/drop_caches` before it has the kernel forget files.
+ * The mounts only look up names, open and read. read prints processor time: its own, and that of the process that
+ * serves the mount. Run `echo 2 >/proc/sys/vm/drop_caches` first to make the kernel forget files.
  */
 #define FUSE_USE_VERSION 312
 #define _GNU_SOURCE

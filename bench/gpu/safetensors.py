@@ -1,8 +1,8 @@
-"""Loads files into a GPU by safetensors. Orders come on standard input and answers go to standard output, in JSON."""
+"""Loads files into a GPU with safetensors. Orders come on standard input, answers go to standard output, in JSON."""
 
 import sys
 
-# The current folder may have modules of these names, such as this one.
+# The current folder may have modules with these names, such as this one.
 sys.path[:] = [folder for folder in sys.path if folder]
 
 import json
@@ -25,7 +25,7 @@ def carry_out(order):
         torch.zeros(1, device=device)
         torch.cuda.synchronize(device)
         return {}
-    # The memory of the last time goes back to the driver, so that each time pays for it, as the others do.
+    # Return the memory of the last load to the driver, so that each load allocates again, as on the other sides.
     torch.cuda.empty_cache()
     start = time.perf_counter_ns()
     with safe_open(order["Path"], framework="pt", device=device) as f:
@@ -41,6 +41,6 @@ def carry_out(order):
 for line in sys.stdin:
     try:
         answer = carry_out(json.loads(line))
-    except Exception as e:  # whatever it is, the other side prints it
+    except Exception as e:  # the other process prints it
         answer = {"Err": "%s: %s" % (type(e).__name__, e)}
     print(json.dumps(answer), flush=True)

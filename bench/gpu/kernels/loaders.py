@@ -1,19 +1,19 @@
-"""Compares how long a sharded safetensors model takes into the memory of a GPU: gaiafs, others' loaders, and the disk.
+"""Compares how long it takes to load a sharded safetensors model into a GPU: gaiafs, other loaders, and the disk.
 
     python3 loaders.py --gaiafs BINARY [--size 8GiB] [--rows tmpfs,cache,cold] [--rounds 5] [--seconds 300]
                        [--device cuda:0] [--disk DIR] [--memory DIR] [--json FILE]
 
-Rows: tmpfs (the files are in memory), cache (on the disk, and in the page cache), cold (on the disk only: all caches of
-the machine are dropped before each side, which takes root). The sides of a row take turns, round after round, each in a
-process of its own that has PyTorch and a CUDA context before its time runs; both are counted apart. The time ends when
-all tensors are on the device. Each side's tensors are compared with those of safetensors, by a checksum that is counted
-on the device. The mount of gaiafs stays; it gives back what its device has of the files before each time.
+Rows: tmpfs (the files are in memory), cache (on the disk and in the page cache), cold (only on the disk: all caches of
+the machine are dropped before each side, which needs root). Each round runs all sides of a row, each in a separate
+process. Before the measured time, the process loads PyTorch and makes a CUDA context; the table shows both separately.
+The time ends when all tensors are on the device. Each side's tensors are compared with those of safetensors, by a
+checksum that is computed on the device. The mount of gaiafs stays, but its device evicts the files before each round.
 
 Loaders that are not installed, or do not work here, are left out, and the table says why. With --device emulated:0 it
-runs without a GPU, to see whether it works: others load to the CPU, and figures mean nothing.
+runs without a GPU, as a trial: the other loaders load to the CPU, and the figures mean nothing.
 
-It prints a table: GB/s (medians, least and most), and the ratios gaiafs / other within rounds. A loader is written as
-its own documentation has it, once with each way of reading that it offers and that may be the fastest for a row.
+It prints a table: GB/s (median, minimum and maximum), and the ratios gaiafs / other within rounds. Each loader is used
+as its own documentation shows, once for each of its ways of reading that may be the fastest for a row.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from collections.abc import Callable
 from typing import Any
 
 SHARDS = 4
-# As many tensors of these shapes as fit, as in a model of layers: most bytes are in a few large ones.
+# As many tensors of these shapes as fit, as in a model with layers: a few large ones have most of the bytes.
 SHAPES = [(8192,), (5120, 4096), (4096, 5120), (1024, 4096), (8192,)]
 DISK_READS, DISK_READ = 16, 4 << 20
 RAW = "disk, "
 
 
 def write_model(folder: str, size: int) -> int:
-    """Writes a model of about size bytes in SHARDS files, and returns its bytes."""
+    """Writes a model of about size bytes into SHARDS files, and returns its exact size."""
     import torch
     from safetensors.torch import save_file
 
@@ -77,7 +77,7 @@ def files_of(folder: str) -> list[str]:
 
 
 def checksum(tensors: dict[str, Any]) -> int:
-    """Of names and bytes: two bytes that change places change it, too."""
+    """Returns a checksum of names and bytes. It also changes if two bytes are swapped."""
     import torch
 
     weights: dict[int, Any] = {}
@@ -91,7 +91,7 @@ def checksum(tensors: dict[str, Any]) -> int:
     return total & (1 << 64) - 1
 
 
-# Loaders. Each returns a function that loads, and what it returns keeps the tensors. What is imported is not timed.
+# Loaders. Each returns a function that loads and returns an object that keeps the tensors. Imports are not timed.
 Load = Callable[[], dict[str, Any]]
 
 
@@ -146,7 +146,7 @@ def load_runai(folder: str, device: str) -> Load:
     def load() -> dict[str, Any]:
         with SafetensorsStreamer() as streamer:
             streamer.stream_files(files_of(folder), device=device)
-            if device == "cpu":  # its buffers are used again
+            if device == "cpu":  # it reuses its buffers
                 return {name: t.clone() for name, t in streamer.get_tensors()}
             return dict(streamer.get_tensors())
 
@@ -154,7 +154,7 @@ def load_runai(folder: str, device: str) -> Load:
 
 
 def load_torch(folder: str, device: str) -> Load:
-    """Maps the files and copies each tensor, as torch.load with mmap=True does."""
+    """Maps the files and copies each tensor, as torch.load does with mmap=True."""
     import torch
 
     def load() -> dict[str, Any]:
@@ -175,7 +175,7 @@ def load_torch(folder: str, device: str) -> Load:
 
 
 def read_disk(folder: str, flags: int) -> Load:
-    """Reads the files into host memory. This is no load: it is what the disk gives."""
+    """Reads the files into host memory. This is not a loader: it shows the speed of the disk."""
 
     def load() -> dict[str, Any]:
         for path in files_of(folder):
@@ -186,7 +186,7 @@ def read_disk(folder: str, flags: int) -> Load:
 
 
 def read_file(path: str, flags: int) -> None:
-    """Reads a file by DISK_READS threads."""
+    """Reads a file with DISK_READS threads."""
     fd = os.open(path, os.O_RDONLY | flags)
     size = os.fstat(fd).st_size
     pieces = iter(range(0, size, DISK_READ))
@@ -233,9 +233,9 @@ SIDES: list[Side] = [
 
 
 def apart(what: Callable[[], dict[str, Any]], limit: float) -> dict[str, Any]:
-    """Returns what a forked process answers or, as err, why it could not.
+    """Returns the answer of a forked process or, as err, why there is none.
 
-    This process has PyTorch, and neither threads of it nor a CUDA context: those would not work after a fork.
+    This process has imported PyTorch, but has no threads of it and no CUDA context: neither would survive a fork.
     """
     there, here = os.pipe()
     child = os.fork()
@@ -249,7 +249,7 @@ def apart(what: Callable[[], dict[str, Any]], limit: float) -> dict[str, Any]:
             traceback.print_exc()
             answer = {"err": f"{type(e).__name__}: {e}"[:300]}
         os.write(here, json.dumps(answer).encode())
-        os._exit(0)  # the end of libraries is not waited for
+        os._exit(0)  # do not wait for libraries to shut down
     os.close(here)
     over = threading.Timer(limit, os.kill, (child, 9))
     over.start()
@@ -296,7 +296,7 @@ class Mount:
         self.took = time.perf_counter() - begin
 
     def forget(self) -> None:
-        """Has the device give back what it has of the files."""
+        """Evicts the files from the device."""
         subprocess.run([self.program, "evict", "--recursive", self.at], check=True, stdout=subprocess.DEVNULL)
 
     def close(self) -> None:
@@ -380,7 +380,7 @@ def show(r: dict[str, Any]) -> None:
     best = [rate for rate in best if rate]
     if best:
         ratios = [a / b for a, b in zip(ours, best, strict=False)]
-        print("against the best of the others, round by round: " + " ".join(f"{x:.2f}" for x in ratios), flush=True)
+        print("against the best other loader, round by round: " + " ".join(f"{x:.2f}" for x in ratios), flush=True)
 
 
 def size_of(text: str) -> int:
@@ -388,7 +388,7 @@ def size_of(text: str) -> int:
     for unit, n in units.items():
         if text.endswith(unit):
             return int(float(text[: -len(unit)]) * n)
-    raise argparse.ArgumentTypeError("write a size as 512MiB or 8GiB")
+    raise argparse.ArgumentTypeError("write a size such as 512MiB or 8GiB")
 
 
 def main() -> None:
@@ -396,7 +396,7 @@ def main() -> None:
     p.add_argument("--gaiafs", required=True)
     p.add_argument("--size", type=size_of, default=size_of("8GiB"))
     p.add_argument("--rows", default="tmpfs,cache,cold")
-    p.add_argument("--sides", type=lambda s: s.split("+"), help="only these beside gaiafs, with + between them")
+    p.add_argument("--sides", type=lambda s: s.split("+"), help="only these sides besides gaiafs, separated by +")
     p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--seconds", type=float, default=300)
     p.add_argument("--device", default="cuda:0")

@@ -3,7 +3,7 @@
     python3 packs.py MOUNTPOINT [FILES [LEAST MOST]]
 
 It writes FILES (8000) files of LEAST to MOST bytes (20480 each) into a new directory of the mountpoint, and removes
-them. The package gaiafs must be there. Files are packed by MAX_FILES at a time, as gaiafs.Dataset does. Nothing else
+them at the end. It needs the package gaiafs. It packs MAX_FILES files at a time, as gaiafs.Dataset does. Nothing else
 may use the mount.
 """
 
@@ -37,7 +37,7 @@ def write_files(top: str, count: int, least: int, most: int) -> list[str]:
 
 
 def used(mountpoint: str) -> int:
-    """The bytes of device memory that the mount uses, by its own account."""
+    """Returns how many bytes of device memory the mount reports as used."""
     return sum(d["used_bytes"] for d in gaiafs.status(mountpoint)["devices"])
 
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Splits what brackets cost that brought something, by a trace of `gaiafs trace --live --json MOUNTPOINT`.
+"""Breaks down the cost of brackets that brought bytes, from a trace of `gaiafs trace --live --json MOUNTPOINT`.
 
     swaps.py TRACE...
 
-Of each trace: brackets in all, those that brought bytes, and medians of these in microseconds: from the daemon's
-hearing of the bracket to its answer; while clients put holes in the place of what goes; while bytes were copied or
-zeroed; while the client mapped what came; and the rest, in which nothing of that went on. It is for one program at a
-time.
+For each trace it prints the number of brackets, the number that brought bytes, and medians over the latter in
+microseconds: the time from the request of the bracket to the daemon's answer; the time in which clients replaced
+leaving extents with holes; in which bytes were copied or zeroed; in which the client mapped new extents; and the
+remaining time. The trace must be of one program at a time.
 """
 
 import json
@@ -22,7 +22,7 @@ def when(text: str) -> float:
 
 
 def covered(parts: list[tuple[float, float]]) -> float:
-    """Returns how long at least one of them went on."""
+    """Returns how long at least one of the parts was in progress."""
     total = end = 0.0
     for a, b in sorted(parts):
         total += max(b - max(a, end), 0)
@@ -53,11 +53,11 @@ def split(name: str) -> None:
             "moves": len(moves), "transfers": len(copies),
             "MiB": sum(e.get("bytes", 0) for e in copies if "within" not in e.get("detail", "")) / 2**20,
         })
-    print(f"{name}: {len(uses)} brackets, {len(rows)} of them brought something")
+    print(f"{name}: {len(uses)} brackets, {len(rows)} of them brought bytes")
     for key in rows[0] if rows else ():
         values = sorted(row[key] for row in rows)
         most = values[len(values) * 9 // 10]
-        print(f"  {key:12} {statistics.median(values):10.1f}   of nine in ten at most {most:10.1f}")
+        print(f"  {key:12} {statistics.median(values):10.1f}   90th percentile {most:10.1f}")
 
 
 for trace in sys.argv[1:]:

@@ -1,15 +1,15 @@
-"""Compares kernels on shared tensors of load_safetensors with the same kernels on private copies, in turns.
+"""Compares kernels on shared tensors of load_safetensors with the same kernels on private copies, in turn.
 
     python3 tensors.py MOUNTPOINT [--device 0] [--processes 8] [--quick]
 
-The table has the time of one call on shared and on private tensors, the median over rounds of shared over private,
-which should be at most 1.02, and whether the results have the same bits. The exit status is 1 where bits differ, where
-a kernel fails on shared tensors only, or where processes have more than one copy. Kernels that PyTorch does not have
-here are skipped, with its words.
+The table has the time of one call on shared and on private tensors, the median of the ratios shared / private over the
+rounds, which should be at most 1.02, and whether the results are identical bit by bit. The exit status is 1 if bits
+differ, if a kernel fails only on shared tensors, or if processes have more than one copy. Kernels that PyTorch does not
+support here are skipped, with its message.
 
-On an emulated device (--quick) it checks the script; its times mean nothing. It needs PyTorch and the package gaiafs;
-the Llama needs transformers, and the row of Triton a GPU. Files of 3 GiB (16 MiB with --quick) in the mountpoint are
-removed in the end.
+On an emulated device (--quick) it only checks the script; its times mean nothing. It needs PyTorch and the package
+gaiafs; the Llama row needs transformers, and the Triton row a GPU. It writes files of 3 GiB (16 MiB with --quick) into
+the mountpoint and removes them at the end.
 """
 
 from __future__ import annotations
@@ -55,21 +55,21 @@ sys.stdin.readline()
 
 
 class Bench:
-    """The kernels, and what went wrong."""
+    """The kernels, and their failures."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.ordinal: int = options.device
         self.gpu = torch.cuda.is_available() and not options.quick
         self.device = f"cuda:{options.device}" if self.gpu else "cpu"
         self.calls, self.rounds = (20, ROUNDS) if self.gpu else (1, 1)
-        self.n = 8192 if self.gpu else 256  # of the weights, which are square
+        self.n = 8192 if self.gpu else 256  # width of the weights, which are square
         self.wrong = 0
 
     def say(self, name: str, *cells: str) -> None:
         print(f"{name:44} " + " ".join(f"{c:>12}" for c in cells), flush=True)
 
     def milliseconds(self, call: Callable[[], Any]) -> float:
-        """The time of one of so many calls."""
+        """Returns the time of one call, measured over several calls."""
         if not self.gpu:
             began = time.perf_counter()
             for _ in range(self.calls):
@@ -84,7 +84,7 @@ class Bench:
         return begin.elapsed_time(end) / self.calls
 
     def row(self, name: str, kernel: Callable[[Any], torch.Tensor], shared: Any, private: Any) -> None:
-        """Compares one kernel. What fails on private tensors is skipped, what fails on shared ones only is a fault."""
+        """Compares one kernel. Failing on private tensors skips it; failing only on shared ones is an error."""
         try:
             expected = kernel(private)
         except Exception as e:
@@ -114,7 +114,7 @@ class Bench:
 
 
 def weights(b: Bench) -> Tensors:
-    """What the file has. Behind "a", nothing is aligned in it."""
+    """Returns the tensors of the file. After "a", none of them is aligned."""
     n, heads = b.n, 32 if b.gpu else 2
     words, length = (32000, 2048) if b.gpu else (500, 64)
     square = torch.randn(n, n) / n**0.5
@@ -160,7 +160,7 @@ def kernels(b: Bench) -> dict[str, Kernel]:
     words = torch.randint(0, 32000 if b.gpu else 500, (65536 if b.gpu else 100,), device=d)
     image = torch.randn(32, 256, 56, 56, device=d).half() if b.gpu else torch.randn(2, 8, 16, 16)
     queries = torch.randn(4, 32 if b.gpu else 2, 2048 if b.gpu else 64, 128, device=d).to(torch.bfloat16)
-    compiler = "inductor" if b.gpu else "eager"  # which compiles nothing
+    compiler = "inductor" if b.gpu else "eager"  # eager compiles nothing
     compiled = torch.compile(lambda x, w: functional.silu(functional.layer_norm(x, (n,), w)) * 2, backend=compiler)
 
     def attention(t: Tensors, backend: SDPBackend) -> torch.Tensor:
@@ -194,7 +194,7 @@ def kernels(b: Bench) -> dict[str, Kernel]:
 
 
 def llama(b: Bench, directory: str) -> None:
-    """The time of so many tokens of a small Llama."""
+    """Measures the time of some tokens of a small Llama."""
     try:
         import accelerate  # noqa: F401  # transformers needs it to load to a device
         from transformers import LlamaConfig, LlamaForCausalLM
@@ -223,13 +223,13 @@ def llama(b: Bench, directory: str) -> None:
 
 
 def taken(mountpoint: str) -> int:
-    """The bytes that views have of the devices' memory."""
+    """Returns how many bytes of device memory views use."""
     return sum(v["device_bytes"] for f in gaiafs.status(mountpoint)["files"] for v in f.get("views") or ())
 
 
 def loads(b: Bench, mountpoint: str, path: str, processes: int) -> None:
-    """How long the first process takes that loads the file, the second, and the rest at once; and what they all
-    take.
+    """Measures how long the first process takes to load the file, the second, and the others at once, and how much
+    device memory they all use.
     """
     running: list[subprocess.Popen[str]] = []
     try:
@@ -239,7 +239,7 @@ def loads(b: Bench, mountpoint: str, path: str, processes: int) -> None:
             running.append(p)
         for p in running:
             if told(p) != "ready":
-                raise RuntimeError("a process that should load the file ended")
+                raise RuntimeError("a process ended before it loaded the file")
         held = []
         for group in (running[:1], running[1:2], running[2:]):
             for p in group:
@@ -271,8 +271,8 @@ def go_on(p: subprocess.Popen[str]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("mountpoint")
-    parser.add_argument("--device", type=int, default=0, help="the device's number in the mount, and of its GPU")
-    parser.add_argument("--processes", type=int, default=8, help="that load the file (default 8)")
+    parser.add_argument("--device", type=int, default=0, help="number of the device in the mount, and of its GPU")
+    parser.add_argument("--processes", type=int, default=8, help="number of processes that load the file (default 8)")
     parser.add_argument("--quick", action="store_true", help="small tensors, on the CPU: for emulated devices")
     options = parser.parse_args()
     torch.manual_seed(0)

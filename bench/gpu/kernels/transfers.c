@@ -1,13 +1,12 @@
 /*
- * One who reads what a device has, beside others who keep the link to it busy.
+ * A program that reads from a device while others keep the link to it busy.
  *
  *   transfers make FILE MIB
- *   transfers load FILE MIB SECONDS   maps 64 MiB after another of the file, and prints GB/s
- *   transfers read FILE READS         stores into the file on the device, releases, reads 2 MiB at a time by plain
- * reads,
- *                                     and prints the median, the 95th percentile and the longest in microseconds
+ *   transfers load FILE MIB SECONDS   maps one 64 MiB part of the file after another, and prints GB/s
+ *   transfers read FILE READS         stores into the file on the device, releases, and reads 2 MiB at a time with
+ *                                     read(2); prints median, 95th percentile and maximum in microseconds
  *
- * FILE is on a mount. It needs no CUDA to be built.
+ * FILE is on a mount. Building it does not need CUDA.
  */
 #define _GNU_SOURCE
 #include <errno.h>

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Two language models whose weights exceed what the cache may have, used in turns.
+"""Two language models, used in turn, whose weights together exceed the cache's budget.
 
     two_models.py FOLDER MOUNT [--device cuda:0]
 
-FOLDER is the source of MOUNT, where it leaves two models of random weights while it runs. Ways: "resident" has both in
-memory of PyTorch's own; "reload" reads the file of a model into it for each turn; "offload" moves a model there from
-the host and back; "pinned" copies it there from pinned memory; "gaiafs" maps the files with movable=True, and has each
-turn in ``with m.use():``. Each way prints the median milliseconds of a turn. Logits are compared with those of
-"resident".
+FOLDER is the source of MOUNT; the program keeps two models of random weights there while it runs. Ways: "resident" has
+both models in PyTorch's own device memory; "reload" reads a model's file into it for each turn; "offload" moves a model
+there from the host and back; "pinned" copies it there from pinned memory; "gaiafs" maps the files with movable=True,
+and runs each turn in ``with m.use():``. For each way it prints the median of a turn in milliseconds. It compares the
+logits with those of "resident".
 """
 
 import argparse
@@ -29,7 +29,7 @@ parser.add_argument("--device", default="cuda:0")
 parser.add_argument("--hidden", type=int, default=2048)
 parser.add_argument("--layers", type=int, default=8)
 parser.add_argument("--turns", type=int, default=12)
-parser.add_argument("--forwards", default="1,16", help="of a turn")
+parser.add_argument("--forwards", default="1,16", help="numbers of forward passes per turn")
 options = parser.parse_args()
 cuda = options.device.startswith("cuda")
 where = options.device if cuda else "cpu"
@@ -62,7 +62,7 @@ def with_weights(weights: dict) -> LlamaForCausalLM:
 
 
 def made(i: int) -> str:
-    """Writes a model, once as safetensors and once as bytes, and returns its name."""
+    """Writes a model twice, as safetensors and as plain bytes, and returns its name."""
     torch.manual_seed(i)
     weights = {
         k: torch.empty(v.shape, dtype=dtype, device=where).normal_(0, 0.02).cpu()
@@ -157,7 +157,7 @@ def main() -> int:
                     times.append(time.perf_counter() - begin)
                     wrong += not torch.equal(right.setdefault(turn % 2, logits), logits)
                 took = statistics.median(times[2:]) * 1e3
-                print(f"{kind.__name__.lower():8} {forwards:3} forwards a turn: {took:8.1f} ms", flush=True)
+                print(f"{kind.__name__.lower():8} {forwards:3} forwards per turn: {took:8.1f} ms", flush=True)
             del both, logits
             if cuda:
                 torch.cuda.empty_cache()

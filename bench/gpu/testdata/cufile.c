@@ -1,6 +1,6 @@
 /*
- * A fake libcufile for tests. It reads files into the memory of the fake libcuda, which is the host's. FAKECUFILE says
- * what it does not take: "direct" files without O_DIRECT, "all" any file.
+ * A fake libcufile for tests. It reads files into memory of the fake libcuda, which is host memory. FAKECUFILE says
+ * which files it refuses: "direct" those without O_DIRECT, "all" all of them.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -73,6 +73,6 @@ void cuFileHandleDeregister(void *handle)
 
 int64_t cuFileRead(void *handle, char *to, size_t n, int64_t from, int64_t into)
 {
-	const size_t most = 1 << 18; /* less than is asked for */
+	const size_t most = 1 << 18; /* reads less than requested */
 	return pread((int)(intptr_t)handle - 1, to + into, n < most ? n : most, from);
 }

@@ -1,6 +1,6 @@
 /*
- * What the benchmarks need of libcuda besides what internal/fakecuda has: it is compiled together with that. Memory is
- * the host's, and kernels are the C functions below, which a module of any contents has.
+ * The part of libcuda that the benchmarks need and internal/fakecuda does not have. It is compiled together with that.
+ * Memory is host memory. Kernels are the C functions below; every module has them, whatever its contents.
  */
 result cuMemHostAlloc(void **p, size_t n, unsigned flags)
 {

@@ -1,19 +1,20 @@
 /*
- * A libcuda.so.1 for tests: what a program needs that maps device memory of another process, copies and orders work in
- * streams. Device memory is a memfd, a device address the address of its mapping here, so that a test can look at it.
+ * A libcuda.so.1 for tests. It has what a program needs to map device memory of another process, to copy, and to order
+ * work in streams. Device memory is a memfd. A device address is the address of its mapping in this process, so tests
+ * can read the memory directly.
  *
- * It is strict where the driver is: a handle is mapped whole, addresses and sizes are multiples of the granularity,
- * calls on memory need a current context, and nothing can be touched before access was set. A failure is an error and
- * never a crash. Bytes that are copied from ordinary memory of the host arrive when the driver must have them there,
- * and no sooner: when somebody waits for the stream, or it has more to do. Host functions run one at a time, and
- * imports wait for them, as the driver's locks may have it: a host function that waits for another thread's import
- * waits for ever. While a stream is captured, what the driver forbids then fails and ends the capture. What it does not
- * do: kernels, and of graphs all but captures of host functions and waits, which are launched as they are. Every device
- * can reach the memory of every other one, but for number 2.
+ * It is as strict as the driver: a handle is mapped as a whole, addresses and sizes are multiples of the granularity,
+ * calls on memory need a current context, and memory is accessible only after access was set. A failure is an error and
+ * never a crash. Bytes copied from ordinary host memory arrive as late as the driver permits: when a thread waits for
+ * the stream, or when the stream has more work. Host functions run one at a time, and imports wait for them, as the
+ * driver's locks may require: a host function that waits for another thread's import waits forever. While a stream is
+ * captured, calls that the driver forbids then fail and end the capture. It does not support kernels. Of graphs, it
+ * supports only captures of host functions and waits, which are launched without an instance. Every device can reach
+ * the memory of every other one, except device number 2.
  *
- * FAKECUDA_DEVICES=N says how many devices there are (2). FAKECUDA_FAIL=cuMemMap:2,cuInit:999 makes calls fail with a
- * code; cuMemMap:2:3 lets the first three pass. FAKECUDA_LEAKS=1 has the process exit with status 86 and a word on
- * standard error where it ends normally with something imported, mapped or reserved.
+ * FAKECUDA_DEVICES=N sets the number of devices (default 2). FAKECUDA_FAIL=cuMemMap:2,cuInit:999 makes calls fail with
+ * these codes; cuMemMap:2:3 lets the first three calls pass. With FAKECUDA_LEAKS=1, a process that ends normally with
+ * something imported, mapped or reserved exits with status 86 and a message on standard error.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -46,7 +47,7 @@ enum {
 
 #define GRANULARITY ((size_t)2 << 20)
 #define MOST_DEVICES 16
-#define LONER 2 /* the device that reaches no memory but its own */
+#define LONER 2 /* the device that reaches only its own memory */
 
 typedef int result;
 typedef uint64_t address;
@@ -56,7 +57,7 @@ struct context {
 	int retained;
 };
 
-/* What a stream does, in order. */
+/* The work of a stream, in order. */
 struct work {
 	struct work *next;
 	void (*call)(void *);
@@ -64,14 +65,14 @@ struct work {
 	void *to;
 	const void *from;
 	size_t n;
-	void *staged;        /* of ordinary host memory: freed once copied */
-	const uint32_t *word; /* a wait, until it has reached value */
+	void *staged;        /* copy of ordinary host memory, freed after the copy */
+	const uint32_t *word; /* a wait until this word has reached value */
 	uint32_t value;
 };
 
 struct stream {
-	struct stream *next; /* of all streams; guarded by mu */
-	int pins;            /* who drains all is at it; guarded by mu */
+	struct stream *next; /* list of all streams; protected by mu */
+	int pins;            /* threads in drain_all that use it; protected by mu */
 	struct context *context;
 	pthread_t thread;
 	pthread_mutex_t mu;
@@ -106,7 +107,7 @@ struct mapping {
 	size_t size;
 	struct allocation *of;
 	int device;
-	unsigned users; /* the devices that may use it, a bit for each */
+	unsigned users; /* the devices that may use it, one bit each */
 };
 
 struct range {
@@ -115,7 +116,7 @@ struct range {
 	size_t size;
 };
 
-/* mu guards everything but streams, which have their own. */
+/* mu protects everything except streams, which have their own mutexes. */
 static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
 static bool initialized;
 static int devices;
@@ -136,10 +137,10 @@ static __thread struct context *stack[16];
 static __thread int depth;
 static __thread int thread_mode; /* 0: global, 2: relaxed */
 
-/* fails says with which code the environment wants the call to fail, 0 for not at all. */
+/* fails returns the code with which the environment wants the call to fail, or 0. */
 static result fails(const char *name)
 {
-	static int calls; /* of the one name that is counted */
+	static int calls; /* for the one name that is counted */
 	const char *list = getenv("FAKECUDA_FAIL");
 	size_t n = strlen(name);
 
@@ -236,7 +237,7 @@ result cuDeviceCanAccessPeer(int *can, int device, int peer)
 	return SUCCESS;
 }
 
-/* A word for tests: the devices that may use an address, a bit for each. */
+/* For tests: returns the devices that may use an address, one bit each. */
 unsigned fakecuda_users(address at)
 {
 	unsigned users = 0;
@@ -367,7 +368,7 @@ result cuCtxGetDevice(int *device)
 
 /* Captures. */
 
-/* forbidden says what a call fails with that a capture forbids: always, or in threads that did not relax. */
+/* forbidden returns the error of a call that a capture forbids: always, or only in threads that did not relax. */
 static result forbidden(bool always)
 {
 	if (!captured || (thread_mode == 2 && !always))
@@ -717,7 +718,7 @@ static struct stream *make_stream(struct context *ctx)
 	return s;
 }
 
-/* list_locked has cuCtxSynchronize find the stream. */
+/* list_locked adds a stream to the list that cuCtxSynchronize uses. */
 static struct stream *list_locked(struct stream *s)
 {
 	if (s) {
@@ -727,7 +728,7 @@ static struct stream *list_locked(struct stream *s)
 	return s;
 }
 
-/* stream_of finds the stream: small numbers stand for the default one of the current context. */
+/* stream_of finds the stream. Small numbers stand for the default stream of the current context. */
 static struct stream *stream_of(struct stream *s)
 {
 	if ((uintptr_t)s > 2)
@@ -777,7 +778,7 @@ static result drain(struct stream *s)
 	return SUCCESS;
 }
 
-/* drain_all waits for all streams of the current context. A stream that somebody destroys stays until it is past it. */
+/* drain_all waits for all streams of the current context. A destroyed stream stays until drain_all has left it. */
 static result drain_all(void)
 {
 	struct context *of = current();
@@ -851,7 +852,7 @@ result cuCtxSynchronize(void)
 	return forbidden(true) ? CAPTURE_UNSUPPORTED : drain_all();
 }
 
-/* Allocations are host memory, too. Freeing one waits for the whole context. */
+/* Allocations are also host memory. Freeing one waits for the whole context. */
 
 result cuMemAlloc_v2(address *at, size_t n)
 {
@@ -864,7 +865,7 @@ result cuMemAlloc_v2(address *at, size_t n)
 		return INVALID_VALUE;
 	if (forbidden(false))
 		return CAPTURE_UNSUPPORTED;
-	/* As the driver does, large ones begin at a page. */
+	/* Like the driver, begin large ones on a page boundary. */
 	if (posix_memalign(&p, n < 4096 ? 256 : 4096, n))
 		return OUT_OF_MEMORY;
 	memset(p, 0xa5, n);
@@ -915,7 +916,7 @@ result cuStreamGetCtx(struct stream *s, struct context **ctx)
 	return SUCCESS;
 }
 
-/* append puts work into the stream, or into the graph that it is captured into. */
+/* append adds work to the stream, or to the graph into which the stream is captured. */
 static result append(struct stream *s, struct work w)
 {
 	if (!s || s != captured)
@@ -932,12 +933,12 @@ result cuLaunchHostFunc(struct stream *s, void (*call)(void *), void *argument)
 	return append(s, (struct work){.call = call, .argument = argument});
 }
 
-/* An event is as far as the last of its records that the stream came to. */
+/* An event has reached the last of its records that a stream has executed. */
 
 struct event {
 	pthread_mutex_t mu;
 	pthread_cond_t changed;
-	unsigned records, reached, users; /* users: the program, and records that are on their way */
+	unsigned records, reached, users; /* users: the program, and pending records */
 };
 
 struct record {
@@ -1031,7 +1032,7 @@ result cuEventDestroy_v2(struct event *e)
 	return SUCCESS;
 }
 
-/* A wait for a word of registered memory, by the one comparison that there is: at least value, cyclically. */
+/* Waits for a word of registered memory. The only comparison is: at least value, cyclically. */
 result cuStreamWaitValue32_v2(struct stream *s, address word, uint32_t value, unsigned flags)
 {
 	ENTER(cuStreamWaitValue32);
@@ -1123,7 +1124,7 @@ result cuGraphDestroy(struct graph *g)
 	return SUCCESS;
 }
 
-/* A graph is launched as it is, without an instance of it. */
+/* Launches a graph itself, without an instance. */
 result cuGraphLaunch(struct graph *g, struct stream *s)
 {
 	for (int i = 0; i < g->nodes; i++) {
@@ -1134,8 +1135,7 @@ result cuGraphLaunch(struct graph *g, struct stream *s)
 	return SUCCESS;
 }
 
-/* Copies. Addresses are those of the host. A copy from or to what is not mapped is refused as far as it can be known.
- * */
+/* Copies. Addresses are host addresses. Copies from or to unmapped memory are refused as far as this can be known. */
 
 static result copy(struct stream *s, bool wait, address to, address from, size_t n)
 {

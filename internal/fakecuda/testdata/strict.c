@@ -65,7 +65,7 @@ int main(void)
 	IS(0, cuMemRelease(handle));
 	IS(0, cuMemcpyHtoD_v2(at + 5, "hello", 5));
 	char *whole = mmap(NULL, n, PROT_READ, MAP_SHARED, fd, 0);
-	if (!memcmp(whole + 5, "hello", 5)) /* they are on their way */
+	if (!memcmp(whole + 5, "hello", 5)) /* the bytes are still on their way */
 		return 3;
 	IS(0, cuStreamSynchronize(NULL));
 	if (memcmp(whole + 5, "hello", 5))
