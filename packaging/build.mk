@@ -1,6 +1,6 @@
 # Installing the commands, and packages. The top Makefile includes this file.
 
-# mount(8) and umount(8) look for their helpers in /sbin only. Where PREFIX is nobody's own, these go there.
+# mount(8) and umount(8) look for their helpers only in /sbin. With a system-wide PREFIX, the helpers go there.
 SBINDIR ?= $(if $(filter /usr /usr/local,$(PREFIX)),/usr/sbin,$(PREFIX)/sbin)
 UNITDIR ?= $(PREFIX)/lib/systemd/system
 COMPLETIONS := share/bash-completion/completions/gaiafs share/zsh/site-functions/_gaiafs \
@@ -34,7 +34,7 @@ gaiafs-uninstall:
 ##@ Packages
 
 .PHONY: stage
-stage: # What is in the packages: gaiafs and libgaiafs, with the libraries in LIBDIR
+stage: # Stage the packages' contents: gaiafs and libgaiafs, with the libraries in LIBDIR
 	rm -rf $(STAGE)
 	$(MAKE) gaiafs-install PREFIX=/usr DESTDIR=$(CURDIR)/$(STAGE)/gaiafs
 	$(MAKE) libgaiafs-install PREFIX=/usr DESTDIR=$(CURDIR)/$(STAGE)/libgaiafs
@@ -44,7 +44,7 @@ stage: # What is in the packages: gaiafs and libgaiafs, with the libraries in LI
 rpm: LIBDIR := lib64
 
 .PHONY: deb rpm
-deb rpm: ## Packages for Debian and Fedora and their relatives, in build/packages
+deb rpm: ## Build packages for Debian and Fedora and their relatives, in build/packages
 	$(MAKE) stage LIBDIR=$(LIBDIR)
 	mkdir -p $(PACKAGE_DIR)
 	for name in gaiafs libgaiafs; do \
@@ -53,15 +53,15 @@ deb rpm: ## Packages for Debian and Fedora and their relatives, in build/package
 	done
 
 .PHONY: image
-image: stage ## An image for containers in build/packages, without a container runtime, as root
+image: stage ## Build a container image in build/packages, without a container runtime, as root
 	packaging/image $(STAGE) $(PACKAGE_DIR)/gaiafs-$(RELEASE).image.tar gaiafs:$(RELEASE)
 
 .PHONY: release
-release: ## Tag the version in VERSION, and leave packages, wheel, image and notes in build/release, as root
+release: ## Tag the version in VERSION, and put packages, wheel, image and notes into build/release, as root
 	packaging/release $(BUILD)/release
 
 .PHONY: test-image
-test-image: image ## Unpack the image and mount with what is in it, as root
+test-image: image ## Unpack the image and mount with its contents, as root
 	packaging/test-image $(PACKAGE_DIR)/gaiafs-$(RELEASE).image.tar
 
 .PHONY: first-minutes
