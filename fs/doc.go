@@ -50,6 +50,7 @@
 //	content.gate       read-locked around every change of home
 //	openDir.mu         the position and buffer of an open directory
 //	node.mu            descriptor and locator
+//	nodeTable.placing  the locator of a directory changes
 //	nodeTable shards   lookup counts and the two indexes
 //	descriptors.mu     the ring of open descriptors; taken under node.mu, and only ever tries a node.mu itself
 //	events.reading     held while events are read

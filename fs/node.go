@@ -59,7 +59,7 @@ type node struct {
 	mu      sync.Mutex
 	fd      int     // -1 when closed; protected by mu
 	users   int     // calls of hold without unhold; protected by mu
-	where   locator // protected by mu; changes away from (parent, name) only with parent.names locked
+	where   locator // protected by mu, of directories by placing too; leaves (parent, name) only under parent.names
 	recent  bool    // used since the clock hand last passed; protected by mu
 	dropped bool    // not in the table any more; protected by mu
 	removed bool    // lost its last name through the mount; protected by mu

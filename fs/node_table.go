@@ -64,6 +64,8 @@ func (x *index[T]) all() []T {
 type nodeTable struct {
 	byID   index[*node]
 	lastID atomic.Uint64
+	// placing is held while the locator of a directory changes, so that no directory is ever found below itself.
+	placing sync.Mutex
 
 	shards [shardCount]struct {
 		sync.Mutex
@@ -164,20 +166,18 @@ func (fs *fileSystem) joinCache(n *node) {
 }
 
 // place sets n's locator. If others may be using the old locator, the caller holds the names of its directory.
+// A directory that appears below itself stays where it was: it was mounted there, or moved in SOURCE into a directory
+// that had been below it. The kernel does not take it there either (ELOOP).
 func (fs *fileSystem) place(n *node, where locator) {
 	if n.id == rootID {
 		return
 	}
 	n.mu.Lock()
 	old := n.where
-	if n.dropped || old == where {
+	if n.dropped || old == where || !fs.table.move(n, where) {
 		n.mu.Unlock()
 		return
 	}
-	if where.parent != nil {
-		fs.table.adjust(where.parent, 0, +1)
-	}
-	n.where = where
 	if n.below && n.fd >= 0 {
 		fs.descriptors.addBelow(n)
 	}
@@ -185,6 +185,24 @@ func (fs *fileSystem) place(n *node, where locator) {
 	if old.parent != nil {
 		fs.unrefer(old.parent, 0, -1)
 	}
+}
+
+// move is place for n, whose mu is held. It reports whether n is there now.
+func (t *nodeTable) move(n *node, where locator) bool {
+	if n.kind == unix.S_IFDIR {
+		t.placing.Lock()
+		defer t.placing.Unlock()
+		for above := where.parent; above != nil; above = above.where.parent {
+			if above == n {
+				return false
+			}
+		}
+	}
+	if where.parent != nil {
+		t.adjust(where.parent, 0, +1)
+	}
+	n.where = where
+	return true
 }
 
 // unrefer takes references from n. If none is left, it drops n, and then its ancestors that are not referred to either.
@@ -207,7 +225,7 @@ func (fs *fileSystem) drop(n *node) (parent *node) {
 	n.dropped = true
 	fs.closeUnusedLocked(n)
 	parent = n.where.parent
-	n.where = locator{}
+	fs.table.move(n, locator{})
 	return parent
 }
 
