@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// smallFiles makes n files in a directory of SOURCE, and has the host forget their bytes. It skips where the host
-// cannot say what it has.
+// smallFiles makes n files in a directory of SOURCE, and makes the host drop their bytes. It skips the test if the host
+// cannot say what it has cached.
 func (s *scene) smallFiles(t *testing.T, dir string, n int, name func(i int) string) {
 	t.Helper()
 	require.NoError(t, os.Mkdir(filepath.Join(s.source, dir), 0o755))
@@ -26,11 +26,11 @@ func (s *scene) smallFiles(t *testing.T, dir string, n int, name func(i int) str
 		s.forget(t, path)
 	}
 	if s.cachedFiles(t, dir) > 0 {
-		t.Skip("the filesystem of the tests keeps the bytes of files, or does not say what it has")
+		t.Skip("the tests' filesystem keeps the bytes of files, or cannot say what it has cached")
 	}
 }
 
-// forget has the host drop its pages of a file.
+// forget makes the host drop its pages of a file.
 func (s *scene) forget(t *testing.T, path string) {
 	t.Helper()
 	f, err := os.Open(path)
@@ -40,7 +40,7 @@ func (s *scene) forget(t *testing.T, path string) {
 	require.NoError(t, unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED))
 }
 
-// cachedFiles returns how many files of a directory of SOURCE the host has.
+// cachedFiles returns how many files of a directory of SOURCE the host has cached.
 func (s *scene) cachedFiles(t *testing.T, dir string) (n int) {
 	t.Helper()
 	entries, err := os.ReadDir(filepath.Join(s.source, dir))
@@ -66,8 +66,8 @@ func (s *scene) readSmall(t *testing.T, dir string, names ...string) {
 	}
 }
 
-// settleAhead waits for what reads of programs have begun. The kernel orders those reads before this and later ones
-// after it; the race detector sees that by the lock.
+// settleAhead waits for read-ahead that programs' reads have started. The kernel orders those reads before this call
+// and later reads after it; taking the lock shows that to the race detector.
 func (s *scene) settleAhead() {
 	locked := func() int {
 		s.fs.ahead.mu.Lock()
@@ -112,7 +112,7 @@ func TestReadsAheadAcrossFiles(t *testing.T) {
 				s.readSmall(t, "d", names[aheadTold:]...)
 				assert.EqualValues(t, files-aheadTold, s.fs.ahead.fetched.Load(), "each file once, but the first ones")
 
-				// The next directory is read ahead from the first file on.
+				// The next directory is read ahead from its first file on.
 				s.smallFiles(t, "e", files, order.of)
 				s.readSmall(t, "e", names[0])
 				assert.EqualValues(t, files-aheadTold+aheadFirst, s.fs.ahead.fetched.Load())
@@ -121,7 +121,7 @@ func TestReadsAheadAcrossFiles(t *testing.T) {
 	}
 }
 
-// Readers that take turns, and overtake what is read ahead, get every file.
+// TestReadsAheadForSeveralReaders: readers that take turns, and overtake read-ahead, get every file.
 func TestReadsAheadForSeveralReaders(t *testing.T) {
 	s := mount(t, kernelOpens)
 	const readers, dirs, files = 4, 20, 60
@@ -172,7 +172,7 @@ func TestReadsNothingAheadThatTheHostHas(t *testing.T) {
 	assert.Zero(t, s.fs.ahead.fetched.Load())
 }
 
-// What is in the directory besides small files is left alone, and names that go meanwhile do no harm.
+// TestReadsAheadSmallFilesOnly: anything but small files is left alone, and names that disappear do no harm.
 func TestReadsAheadSmallFilesOnly(t *testing.T) {
 	s := mount(t)
 	in := func(name string) string { return filepath.Join(s.source, "d", name) }
@@ -200,8 +200,8 @@ func TestReadsAheadSmallFilesOnly(t *testing.T) {
 	assert.LessOrEqual(t, len(s.fs.ahead.dirs), aheadDirs)
 }
 
-// Who reads one file of each directory has files read ahead in one of them in vain, though the directory before was
-// read in order, and who reads them at random has one of them listed.
+// TestReadsAheadOnTrustOnce reads one file of each directory. If the directory before was read in order, read-ahead
+// goes wrong in one directory only. If it was read at random, only one directory is listed.
 func TestReadsAheadOnTrustOnce(t *testing.T) {
 	for first, ahead := range map[string]int{"f0": aheadFirst, "f50": 0} {
 		t.Run(first, func(t *testing.T) {
@@ -228,7 +228,7 @@ func TestReadsAheadOnTrustOnce(t *testing.T) {
 	}
 }
 
-// A data set that is read again, after the host forgot it, is read ahead again.
+// TestReadsAheadAgain: a data set that is read again is read ahead again, if the host has dropped it.
 func TestReadsAheadAgain(t *testing.T) {
 	s := mount(t, kernelOpens)
 	const files = 100
@@ -245,7 +245,7 @@ func TestReadsAheadAgain(t *testing.T) {
 	}
 }
 
-// What is no regular file is not opened, even if it was one a moment ago.
+// TestReadingAheadOpensRegularFilesOnly: a name that no longer leads to a regular file is not opened.
 func TestReadingAheadOpensRegularFilesOnly(t *testing.T) {
 	s := mount(t)
 	require.NoError(t, unix.Mkfifo(filepath.Join(s.source, "fifo"), 0o644))
@@ -269,7 +269,7 @@ func TestReadingAheadOpensRegularFilesOnly(t *testing.T) {
 	assert.ErrorIs(t, err, unix.EAGAIN, "it was opened")
 }
 
-// The end of the mount does not wait until all files that were to be read ahead have been.
+// TestReadsNothingAheadAtTheEnd: the end of the mount does not wait until all files are read ahead.
 func TestReadsNothingAheadAtTheEnd(t *testing.T) {
 	s := mount(t)
 	s.smallFiles(t, "d", 20, numbered)
@@ -278,7 +278,8 @@ func TestReadsNothingAheadAtTheEnd(t *testing.T) {
 	assert.Zero(t, s.fs.ahead.fetched.Load())
 }
 
-// Directories that are followed have so many names together. Those that are not read in order have none.
+// TestReadsAheadInBoundedMemory: the number of names of all followed directories is bounded. Directories that are not
+// read in order keep none.
 func TestReadsAheadInBoundedMemory(t *testing.T) {
 	a := newAhead(nil)
 	began := time.Now()

@@ -10,20 +10,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lookAround looks at everything below a directory, and changes it in every way.
+// lookAround looks at everything below a directory, and makes every kind of change in it.
 const lookAround = `
 	mkdir -p a/b/c; echo one >a/b/c/f; ln a/b/c/f a/g; ln -s g a/link; mv a/g a/h; cat a/h a/b/c/f; : >a/h
 	ls -lR . >/dev/null; chmod 750 a/b a/h; touch -d @0 a/b/c; cp a/b/c/f a/i; rm a/i; find . -type f | xargs cat
 	readlink a/link; truncate -s 5000 a/h; (cd a/b/c && ls -l ../../h); mkdir gone; rmdir gone`
 
-// nameLater makes a file without a name and names it then.
+// nameLater makes a file without a name and then gives it one.
 func (s *scene) nameLater(t *testing.T, dir, name string) {
 	t.Helper()
 	dir = filepath.Join(s.mnt, dir)
 	fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_RDWR, 0o644)
 	require.NoError(t, err)
 	defer unix.Close(fd)
-	require.Eventually(t, func() bool { // its descriptor stays for want of a name
+	require.Eventually(t, func() bool { // it keeps a descriptor as long as it has no name
 		s.fs.descriptors.mu.Lock()
 		defer s.fs.descriptors.mu.Unlock()
 		return len(s.fs.descriptors.below) == 0
@@ -32,8 +32,8 @@ func (s *scene) nameLater(t *testing.T, dir, name string) {
 		unix.AT_SYMLINK_FOLLOW))
 }
 
-// TestMountBelowSourceGoes: a filesystem that is mounted below SOURCE can be unmounted there after everything was
-// looked at on the mount.
+// TestMountBelowSourceGoes: a filesystem mounted below SOURCE can be unmounted after programs looked at everything in
+// it on the mount.
 func TestMountBelowSourceGoes(t *testing.T) {
 	requireRoot(t)
 	test := func(t *testing.T, s *scene) {
@@ -49,13 +49,13 @@ func TestMountBelowSourceGoes(t *testing.T) {
 			require.NoError(t, os.MkdirAll(at, 0o755))
 			require.NoError(t, prepare(at))
 			t.Cleanup(func() { _ = unix.Unmount(at, unix.MNT_DETACH) })
-			require.Eventually(t, func() bool { // the kernel may have been told that the directory is not there
+			require.Eventually(t, func() bool { // the kernel may have cached that the directory does not exist
 				_, err := os.Stat(filepath.Join(s.mnt, "dir", name))
 				return err == nil
 			}, eventually, tick)
 			sh(t, filepath.Join(s.mnt, "dir", name), lookAround)
 			s.nameLater(t, filepath.Join("dir", name), "named")
-			assert.Eventually(t, func() bool { // the kernel tells the daemon after close(2) that a file was closed
+			assert.Eventually(t, func() bool { // the daemon learns only after close(2) that a file was closed
 				return unix.Unmount(at, unix.UMOUNT_NOFOLLOW) == nil
 			}, eventually, tick, name)
 		}
@@ -64,8 +64,8 @@ func TestMountBelowSourceGoes(t *testing.T) {
 	t.Run("watched", func(t *testing.T) { test(t, mountWatched(t)) })
 }
 
-// TestMountBelowSourceShows: a filesystem that is mounted below SOURCE while its directory is known to the kernel shows
-// long before the kernel would ask, and so does that it was unmounted.
+// TestMountBelowSourceShows: if a filesystem is mounted below SOURCE, on a directory that the kernel knows, it shows
+// long before the kernel would ask again. The same holds for unmounting it.
 func TestMountBelowSourceShows(t *testing.T) {
 	s := mountWatched(t, withFiles(t, map[string]string{"dir/at/f": "before"}))
 	s.shows(t, "dir/at/f", "before")
@@ -85,8 +85,8 @@ func TestMountBelowSourceShows(t *testing.T) {
 	s.shows(t, "dir/at/f", "before")
 }
 
-// TestFileMountedBelowSourceGoes: a file of SOURCE is mounted on another one, and unmounted, while the kernel keeps
-// both of its names. What the other name leads to shows.
+// TestFileMountedBelowSourceGoes: a file of SOURCE is mounted on another one, and unmounted, while the kernel has both
+// names cached. The right file shows under the other name.
 func TestFileMountedBelowSourceGoes(t *testing.T) {
 	s := mountWatched(t, withFiles(t, map[string]string{"dir/one": "one", "dir/two": "two"}))
 	s.shows(t, "dir/two", "two")

@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What cannot be done as the caller is not done at all: the kernel does not say that a thread could not become a user.
+// TestNothingIsDoneAsAnotherThanTheCaller: if the thread cannot become the caller, the call is not made. The kernel
+// does not report that failure.
 func TestNothingIsDoneAsAnotherThanTheCaller(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to act as others")
@@ -18,7 +19,7 @@ func TestNothingIsDoneAsAnotherThanTheCaller(t *testing.T) {
 	require.NoError(t, err)
 	done := false
 	call := func() error { done = true; return nil }
-	const nobody = ^uint32(0) // the number of no user
+	const nobody = ^uint32(0) // the number that no user has
 	for _, who := range []fuse.Caller{{Owner: fuse.Owner{Uid: nobody}}, {Owner: fuse.Owner{Gid: nobody}}} {
 		require.ErrorIs(t, c.as(&who, call), unix.EPERM)
 		require.False(t, done)

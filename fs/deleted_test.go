@@ -14,7 +14,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// losses are the ways in which the name of an open file or directory goes away in SOURCE.
+// losses are the ways in which an open file or directory loses its name in SOURCE.
 var losses = []struct {
 	name string
 	lose func(t *testing.T, path string)
@@ -35,8 +35,7 @@ var losses = []struct {
 	}},
 }
 
-// TestOpenFileLivesOnWithoutItsName does everything that a program may do to an open file whose name went away in
-// SOURCE.
+// TestOpenFileLivesOnWithoutItsName does everything that a program can do to an open file that lost its name in SOURCE.
 func TestOpenFileLivesOnWithoutItsName(t *testing.T) {
 	for _, l := range losses {
 		for _, cached := range []bool{false, true} {
@@ -120,7 +119,7 @@ func useWithoutName(t *testing.T, cache *pagecache.Cache, n *notary, f *os.File)
 	assert.NoError(t, f.Sync())
 }
 
-// TestOpenDirectoryLivesOnWithoutItsName is about directories, which of a removed one is not much.
+// TestOpenDirectoryLivesOnWithoutItsName does the same for directories. A removed directory allows little.
 func TestOpenDirectoryLivesOnWithoutItsName(t *testing.T) {
 	for _, l := range losses {
 		t.Run(l.name, func(t *testing.T) {

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestRootRaisesTheLimitOfDescriptors: packs of 200,000 files keep as many descriptors.
+// TestRootRaisesTheLimitOfDescriptors: a program may keep 200,000 files open, and so does the daemon.
 func TestRootRaisesTheLimitOfDescriptors(t *testing.T) {
 	requireRoot(t)
 	var before, after unix.Rlimit

@@ -18,11 +18,11 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// device remembers the memory that it gave, for windows on it.
+// device remembers the memory that it allocated, for windows on it.
 type device struct {
 	gpubackend.Device
 	mu    sync.Mutex
-	given []gpubackend.Memory // guarded by mu
+	given []gpubackend.Memory // protected by mu
 }
 
 func (d *device) Alloc(size int64) (gpubackend.Memory, error) {
@@ -35,7 +35,7 @@ func (d *device) Alloc(size int64) (gpubackend.Memory, error) {
 	return m, err
 }
 
-// mountWithDevices mounts with emulated devices, or with GPUs.
+// mountWithDevices mounts with emulated devices or GPUs.
 func mountWithDevices(t *testing.T, count int, change ...func(*Options)) (*scene, *pagecache.Cache, *notary) {
 	t.Helper()
 	testdevice.Require(t)
@@ -63,22 +63,22 @@ func mountWithDevices(t *testing.T, count int, change ...func(*Options)) (*scene
 	return s, cache, n
 }
 
-// window is a mapping of a part of a file on a device, as a client would have it. It copies from and to the one extent,
-// as the CPU addresses no other memory than that of emulated devices.
+// window is a client's mapping of a part of a file on a device. It has one extent. It accesses the extent by copies,
+// because the CPU can address only the memory of emulated devices.
 type window struct {
 	*pagecache.Mapping
 	device *device
 	memory gpubackend.Memory
-	base   int64 // where in the file memory begins
+	base   int64 // offset in the file at which memory begins
 }
 
-// mapOn maps the first n bytes of an open file on a device, for writing.
+// mapOn maps the first size bytes of an open file on a device, for writing.
 func mapOn(t *testing.T, cache *pagecache.Cache, n *notary, f *os.File, device int, size int64) window {
 	t.Helper()
 	return mapAs(t, cache, n, f, pagecache.MapRequest{Device: device, Len: size, Writable: true, Launder: true})
 }
 
-// mapReadOnlyOn maps the first n bytes of an open file on a device, for reading.
+// mapReadOnlyOn maps the first size bytes of an open file on a device, for reading.
 func mapReadOnlyOn(t *testing.T, cache *pagecache.Cache, n *notary, f *os.File, device int, size int64) window {
 	t.Helper()
 	return mapAs(t, cache, n, f, pagecache.MapRequest{Device: device, Len: size, Launder: true})
@@ -125,14 +125,14 @@ func (w window) store(t *testing.T, at int64, b []byte) {
 		[]gpubackend.Copy{{Mem: w.memory, Off: at - w.base, Host: b}}))
 }
 
-// release releases all of the mapping.
+// release releases the first n bytes of the mapping.
 func (w window) release(t *testing.T, n int64) {
 	t.Helper()
 	_, err := w.Release(context.Background(), 0, n)
 	require.NoError(t, err)
 }
 
-// bothModesWithDevices runs a test on mounts with one emulated device, with each way of writing.
+// bothModesWithDevices runs a test on mounts with one device, with and without the kernel's write-back cache.
 func bothModesWithDevices(t *testing.T, test func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary),
 	change ...func(*Options)) {
 	t.Helper()
@@ -202,8 +202,8 @@ func TestDeviceAndProgramsShareAFile(t *testing.T) {
 	}
 }
 
-// TestNoStaleReadsWhileDevicesRelease has two devices write between the slots of the programs, in the same pages, and
-// release. Nobody may see old bytes, and nothing may be lost.
+// TestNoStaleReadsWhileDevicesRelease makes two devices write between the slots of the programs, in the same pages, and
+// release. No program may read old bytes, and no byte may be lost.
 func TestNoStaleReadsWhileDevicesRelease(t *testing.T) {
 	for _, mode := range []struct {
 		name   string

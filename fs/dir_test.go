@@ -12,13 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// entry is a name in a directory and the position after it.
+// entry is a name in a directory and the offset after it.
 type entry struct {
 	name string
 	off  int64
 }
 
-// readEntries reads the entries of an open directory from its position on, at most some if some > 0.
+// readEntries reads the entries of an open directory from its position on. If some > 0, it reads at most some entries.
 func readEntries(t *testing.T, fd, some int) []entry {
 	t.Helper()
 	var all []entry
@@ -84,7 +84,7 @@ func TestManyEntries(t *testing.T) {
 	assert.Equal(t, all[0], readEntries(t, mounted, 1)[0])
 }
 
-// TestStatOfManyKeepsFewDescriptors looks at more files than nodes may have descriptors.
+// TestStatOfManyKeepsFewDescriptors looks at more files than nodes may keep descriptors.
 func TestStatOfManyKeepsFewDescriptors(t *testing.T) {
 	s := mount(t)
 	s.fs.descriptors.mu.Lock()
@@ -142,8 +142,8 @@ func TestInodeNumbersAndDirectoryEntriesAgree(t *testing.T) {
 	}
 }
 
-// TestNamesMoveWhileTheyAreUsed renames, removes and makes files in a few directories, which are renamed as well, while
-// others use them. Descriptors are few, so nodes are found again by name all the time.
+// TestNamesMoveWhileTheyAreUsed renames, removes and makes files in a few directories, and renames these directories,
+// while other programs use them. Nodes have few descriptors, so they are often found again by name.
 func TestNamesMoveWhileTheyAreUsed(t *testing.T) {
 	s := mount(t, func(o *Options) { o.AttrTimeout, o.EntryTimeout = -1, -1 })
 	s.fs.descriptors.mu.Lock()

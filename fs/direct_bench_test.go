@@ -19,10 +19,10 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// BenchmarkColdFill fills an emulated device with a file of 512 MiB that only the disk has, past the page cache and
-// through it, and reads the disk by itself, 16 requests of 4 MiB at once; in turns. It reports the medians of the
-// ratios within the rounds, and how many pages came into the page cache. The device's memory is that of the first fill,
-// so that none is allocated while the time runs.
+// BenchmarkColdFill fills an emulated device with a file of 512 MiB that is only on the disk: past the page cache, and
+// through it. It also reads the disk directly, with 16 concurrent requests of 4 MiB. The three take turns. It reports
+// the medians of the ratios within each round, and how many pages came into the page cache. All fills use the memory of
+// the first one, so no allocation is timed.
 func BenchmarkColdFill(b *testing.B) {
 	const size = 512 << 20
 	type side struct {

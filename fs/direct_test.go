@@ -16,7 +16,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// cachedPages returns how many pages of a part of a file the host's page cache has.
+// cachedPages returns how many pages of a part of a file are in the host's page cache.
 func cachedPages(t testing.TB, f *os.File, off, n int64) int64 {
 	t.Helper()
 	var s unix.Cachestat_t
@@ -24,8 +24,8 @@ func cachedPages(t testing.TB, f *os.File, off, n int64) int64 {
 	return int64(s.Cache)
 }
 
-// TestColdFillLeavesThePageCacheAlone: what a program on the CPU has in the host's page cache stays, nothing comes, and
-// what it wrote and the disk does not have is seen.
+// TestColdFillLeavesThePageCacheAlone: a fill leaves a CPU program's pages in the host's page cache, adds none, and
+// sees bytes that the program wrote and that are not on the disk yet.
 func TestColdFillLeavesThePageCacheAlone(t *testing.T) {
 	const size, kept, dirty = 16<<20 + 5000, 3 << 20, 9<<20 + 3*page.Size
 	s, cache, n := mountWithDevices(t, 1)
@@ -77,7 +77,7 @@ func TestColdFillLeavesThePageCacheAlone(t *testing.T) {
 	require.Empty(t, cache.Status().Buffered)
 }
 
-// loadExtent returns the first n bytes of the memory with this descriptor.
+// loadExtent returns the first n bytes of the memory that descriptor stands for.
 func loadExtent(t *testing.T, d *device, descriptor *os.File, n int64) []byte {
 	t.Helper()
 	d.mu.Lock()

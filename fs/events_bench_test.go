@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// eventWork is what BenchmarkEvents measures: a block of operations on a directory that holds the files f0, f1 and so
-// on, of which f0 is open as fd.
+// eventWork is what BenchmarkEvents measures. Each entry is a block of operations on a directory that holds the files
+// f0, f1 and so on. f0 is open as fd.
 var eventWork = map[string]func(dir string, fd, n int) error{
 	"write-4k": func(_ string, fd, n int) error {
 		buf := make([]byte, 4096)
@@ -53,7 +53,8 @@ var eventWork = map[string]func(dir string, fd, n int) error{
 }
 
 func init() {
-	// events bench: the work, how many blocks of how many operations, and two directories that take turns.
+	// "events bench" takes the work, the number of blocks, the operations of a block, and two directories that take
+	// turns.
 	programs["events bench"] = func(args []string) error {
 		blocks, _ := strconv.Atoi(args[1])
 		n, _ := strconv.Atoi(args[2])
@@ -67,12 +68,12 @@ func init() {
 			fds = append(fds, fd)
 		}
 		fmt.Println("open")
-		if _, err := fmt.Scanln(new(string)); err != nil { // the files are watched
+		if _, err := fmt.Scanln(new(string)); err != nil { // wait until the files are watched
 			return err
 		}
 		took := make([][]float64, len(dirs))
 		for b := range 2 * blocks {
-			i := (b + b/2) % 2 // 0 1 1 0: a drift costs both the same
+			i := (b + b/2) % 2 // 0 1 1 0: drift costs both the same
 			start := time.Now()
 			if err := eventWork[args[0]](dirs[i], fds[i], n); err != nil {
 				return err
@@ -83,9 +84,9 @@ func init() {
 	}
 }
 
-// BenchmarkEvents compares a mount with fanotify with one without events. A program works on them in turn, in blocks;
-// the ratio is that of each pair of blocks. It reports the median and the middle half of the ratios, and the fastest
-// blocks.
+// BenchmarkEvents compares a mount with fanotify and a mount without events. A program works on the two mounts in
+// turns, in blocks. The benchmark reports the median and the middle half of the ratios of the pairs of blocks, and the
+// fastest blocks.
 func BenchmarkEvents(b *testing.B) {
 	for _, work := range []string{"write-4k", "open-close", "open-close-watched"} {
 		b.Run(work, func(b *testing.B) {

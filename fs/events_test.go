@@ -19,7 +19,7 @@ import (
 
 var eventKinds = []string{EventsFanotify, EventsInotify}
 
-// watched is a file in SOURCE with events.
+// watched is a file in SOURCE whose events are reported.
 type watched struct {
 	*os.File
 	key     inodeKey
@@ -61,7 +61,7 @@ func (e *events) count() int {
 	return max(len(e.marks), len(e.named))
 }
 
-// look returns how many changes were noticed.
+// look returns how many changes were noticed so far.
 func (w *watched) look(t *testing.T) uint64 {
 	t.Helper()
 	n, err := w.witness.look(int(w.Fd()))
@@ -69,25 +69,25 @@ func (w *watched) look(t *testing.T) uint64 {
 	return n
 }
 
-// append has another process append to the file.
+// append makes another process append to the file.
 func (w *watched) append(t *testing.T) {
 	t.Helper()
 	out, err := exec.Command("sh", "-c", `printf x >> "$1"`, "sh", w.Name()).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 }
 
-// mustNotice waits until somebody is told that the file was changed.
+// mustNotice waits until notice is called for the file.
 func (w *watched) mustNotice(t *testing.T) {
 	t.Helper()
 	select {
 	case k := <-w.noticed:
 		require.Equal(t, w.key, k)
 	case <-time.After(eventually):
-		t.Fatal("nobody noticed")
+		t.Fatal("notice was not called")
 	}
 }
 
-// TestEventsTellWhoChanged changes a file while the mount is changing it, from outside and as the mount does.
+// TestEventsTellWhoChanged changes a file while the mount is changing it: by another process, and as the mount does.
 func TestEventsTellWhoChanged(t *testing.T) {
 	for kind, want := range map[string]uint64{EventsFanotify: 1, EventsInotify: 0, EventsOff: 0} {
 		t.Run(kind, func(t *testing.T) {
@@ -105,7 +105,7 @@ func TestEventsTellWhoChanged(t *testing.T) {
 	}
 }
 
-// TestEventsCallNotice changes a file while nobody looks.
+// TestEventsCallNotice changes a file while no witness looks.
 func TestEventsCallNotice(t *testing.T) {
 	for _, kind := range eventKinds {
 		t.Run(kind, func(t *testing.T) {
@@ -116,7 +116,7 @@ func TestEventsCallNotice(t *testing.T) {
 	}
 }
 
-// TestEventsFromBeforeTheWait: an event that came before anybody waited is not missed.
+// TestEventsFromBeforeTheWait: an event that came before the wait began is not missed.
 func TestEventsFromBeforeTheWait(t *testing.T) {
 	for _, kind := range eventKinds {
 		t.Run(kind, func(t *testing.T) {
@@ -133,18 +133,18 @@ func TestEventsFromBeforeTheWait(t *testing.T) {
 			_, err = late.begin(int(w.Fd()), id)
 			require.NoError(t, err)
 			w.append(t)
-			time.Sleep(20 * time.Millisecond) // Go's poller has told of it by then
+			time.Sleep(20 * time.Millisecond) // by then, Go's poller has reported it
 			late.ended.Go(late.wait)
 			select {
 			case <-late.wake:
 			case <-time.After(eventually):
-				t.Fatal("nobody was woken")
+				t.Fatal("run was not woken")
 			}
 		})
 	}
 }
 
-// TestEventsEndWithTheLastUser watches a file twice, and ends that twice.
+// TestEventsEndWithTheLastUser watches a file twice, and stops watching it twice.
 func TestEventsEndWithTheLastUser(t *testing.T) {
 	for _, kind := range eventKinds {
 		t.Run(kind, func(t *testing.T) {
@@ -160,7 +160,8 @@ func TestEventsEndWithTheLastUser(t *testing.T) {
 	}
 }
 
-// TestWatchesComeAndGo has many users begin and end to watch a file at once. Whoever is left still learns of changes.
+// TestWatchesComeAndGo makes many users start and stop watching a file at once. The remaining users still learn of
+// changes.
 func TestWatchesComeAndGo(t *testing.T) {
 	for _, kind := range eventKinds {
 		t.Run(kind, func(t *testing.T) {
@@ -189,13 +190,13 @@ func TestWatchesComeAndGo(t *testing.T) {
 	}
 }
 
-// TestDroppedEvents: where the kernel drops events, every file that is watched counts as changed.
+// TestDroppedEvents: if the kernel drops events, every watched file counts as changed.
 func TestDroppedEvents(t *testing.T) {
 	for _, kind := range eventKinds {
 		t.Run(kind, func(t *testing.T) {
 			w := newWatched(t, kind)
 			before := w.look(t)
-			said := make([]byte, unix.FAN_EVENT_METADATA_LEN) // longer than inotify's, whose rest says nothing
+			said := make([]byte, unix.FAN_EVENT_METADATA_LEN) // longer than inotify's; the rest is empty
 			binary.NativeEndian.PutUint32(said, unix.FAN_EVENT_METADATA_LEN)
 			binary.NativeEndian.PutUint16(said[6:], unix.FAN_EVENT_METADATA_LEN)
 			binary.NativeEndian.PutUint64(said[8:], unix.FAN_Q_OVERFLOW)
@@ -215,7 +216,7 @@ func TestDroppedEvents(t *testing.T) {
 	}
 }
 
-// TestTooManyWatches: files beyond the limit are not watched, and their changes are noticed by attributes.
+// TestTooManyWatches: files beyond the limit are not watched. Their changes are noticed by attributes.
 func TestTooManyWatches(t *testing.T) {
 	for _, kind := range eventKinds {
 		t.Run(kind, func(t *testing.T) {
@@ -243,7 +244,7 @@ func TestTooManyWatches(t *testing.T) {
 	}
 }
 
-// TestLostWatch: a watch that the kernel took away costs only what events add.
+// TestLostWatch: if the kernel removes a watch, only what events add is lost.
 func TestLostWatch(t *testing.T) {
 	for _, kind := range eventKinds {
 		t.Run(kind, func(t *testing.T) {
@@ -258,7 +259,7 @@ func TestLostWatch(t *testing.T) {
 	}
 }
 
-// TestOddEvents: nothing that is read as an event does harm.
+// TestOddEvents: malformed events do no harm.
 func TestOddEvents(t *testing.T) {
 	for n := range 64 {
 		for fill := range 256 {
@@ -286,8 +287,8 @@ func (s *scene) waitWatched(t testing.TB, name string) (*content, *openFile) {
 	return c, s.fs.openOf(s.fs.table.byInode(inodeKey{st.Dev, st.Ino}), c)
 }
 
-// TestForeignChangeDuringOwnChange: somebody in SOURCE changes a file, but not its size, while the mount is changing
-// it. The next open sees that.
+// TestForeignChangeDuringOwnChange: a process changes a file in SOURCE, but not its size, while the mount changes it.
+// The next open sees that.
 func TestForeignChangeDuringOwnChange(t *testing.T) {
 	s := mount(t, withEvents(EventsFanotify))
 	if s.Events() != EventsFanotify {
@@ -305,14 +306,14 @@ func TestForeignChangeDuringOwnChange(t *testing.T) {
 	c.witness.end(of.fd, 0)
 	require.Equal(t, "after!", sh(t, s.mnt, "cat f"))
 	require.EqualValues(t, 1, s.fs.changed.Load())
-	// What the mount does is not taken for somebody else's doing, however often events are read.
+	// The mount's own changes are not taken for foreign ones, however often events are read.
 	sh(t, s.mnt, `for i in 1 2 3 4 5; do printf own > f; cat f; printf more >> f; cat f; chmod 60$i f; cat f
 		truncate -s $i f; cat f; fallocate -l 5000 f; cat f; touch f; cat f; done`)
 	require.EqualValues(t, 1, s.fs.changed.Load())
 }
 
-// TestGrowthIsToldByEvents: a program that follows a file by fstat sees what is appended in SOURCE, whatever the kernel
-// may keep.
+// TestGrowthIsToldByEvents: a program that follows a file by fstat sees bytes appended in SOURCE, for any attribute
+// timeout.
 func TestGrowthIsToldByEvents(t *testing.T) {
 	for _, kind := range eventKinds {
 		t.Run(kind, func(t *testing.T) {
@@ -340,8 +341,8 @@ func TestGrowthIsToldByEvents(t *testing.T) {
 	}
 }
 
-// TestNothingThatMayHangIsWatched: a filesystem with a server, mounted below SOURCE or shown itself, is asked nothing
-// for the sake of events.
+// TestNothingThatMayHangIsWatched: events cause no request to a filesystem with a server, mounted below SOURCE or shown
+// itself.
 func TestNothingThatMayHangIsWatched(t *testing.T) {
 	requireRoot(t)
 	s := mount(t, withEvents(EventsAuto), unasked)
@@ -355,7 +356,7 @@ func TestNothingThatMayHangIsWatched(t *testing.T) {
 	own, err := os.Open(filepath.Join(s.mnt, "own"))
 	require.NoError(t, err)
 	h.Hang("getattr", "lookup", "open", "read")
-	_, of := s.waitWatched(t, "own") // it was opened later
+	_, of := s.waitWatched(t, "own") // it was opened after that file
 	of.mu.RUnlock()
 	require.Equal(t, 1, s.fs.events.count())
 	s.goesOn(t, h, shell(s.mnt, "echo more >> own; cat own"))

@@ -14,7 +14,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// growths make a file longer by a program, to 50,000 bytes.
+// growths are ways in which a program makes a file longer, to 50,000 bytes.
 var growths = map[string]func(t *testing.T, f *os.File){
 	"write": func(t *testing.T, f *os.File) {
 		_, err := f.WriteAt([]byte("end"), 49_997)
@@ -39,8 +39,9 @@ var growths = map[string]func(t *testing.T, f *os.File){
 }
 
 func init() {
-	// Maps the file args[0] and stores the bytes args[2] at args[1]. The process that serves a mount must not wait for
-	// a page of it: a garbage collection would wait for that thread, and the daemon for the collection.
+	// "store by mmap" maps the file args[0] and stores the bytes args[2] at args[1]. The process that serves a mount
+	// must not fault on a page of it: a garbage collection would wait for the faulting thread, and the daemon for the
+	// collection.
 	programs["store by mmap"] = func(args []string) error {
 		f, err := os.OpenFile(args[0], os.O_RDWR, 0)
 		if err != nil {
@@ -59,8 +60,8 @@ func init() {
 	}
 }
 
-// TestDeviceStoresInsideAFileThatGrew has a device map more than a file has, a program make the file longer, and the
-// device store there, without having acquired. Where the kernel caches writes, it alone knows the length.
+// TestDeviceStoresInsideAFileThatGrew makes a device map more than the file has, a program make the file longer, and
+// the device store there without an acquire. If the kernel caches writes, only the kernel knows the length.
 func TestDeviceStoresInsideAFileThatGrew(t *testing.T) {
 	for name, grow := range growths {
 		t.Run(name, func(t *testing.T) {
@@ -116,8 +117,8 @@ func TestDeviceStoresInsideAFileThatGrew(t *testing.T) {
 	}
 }
 
-// TestSurpassedPageIsSuspected: where a request makes a file longer that grew in SOURCE, what the kernel sends of the
-// page of the former end is compared with what that was, also where the request has no descriptor to read with.
+// TestSurpassedPageIsSuspected: a request makes a file longer that grew in SOURCE. What the kernel sends of the page of
+// the former end is merged against that page's former bytes, even if the request's descriptor cannot read.
 func TestSurpassedPageIsSuspected(t *testing.T) {
 	s := mount(t, func(o *Options) { o.AttrTimeout, o.Events = 3600e9, EventsOff })
 	home := filepath.Join(s.source, "f")

@@ -18,7 +18,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/hungfs"
 )
 
-// nest mounts a filesystem whose server can hang on the directory place below SOURCE. The file f is in it.
+// nest mounts a filesystem whose server can hang on the directory place below SOURCE. It contains the file f.
 func (s *scene) nest(t *testing.T, place string) *hungfs.Server {
 	t.Helper()
 	shown := t.TempDir()
@@ -29,10 +29,10 @@ func (s *scene) nest(t *testing.T, place string) *hungfs.Server {
 	return hungfs.Mount(t, shown, at)
 }
 
-// unasked has the kernel ask for everything, each time.
+// unasked makes the kernel ask for everything, each time.
 func unasked(o *Options) { o.AttrTimeout, o.EntryTimeout = -1, -1 }
 
-// hangs starts a script that cannot end before the server of h does.
+// hangs starts a script that cannot end before the server of h answers.
 func (s *scene) hangs(t *testing.T, h *hungfs.Server, script string) {
 	t.Helper()
 	cmd := shell(s.mnt, script)
@@ -48,7 +48,7 @@ func (s *scene) hangs(t *testing.T, h *hungfs.Server, script string) {
 	})
 }
 
-// goesOn runs a program that may wait for no request that hangs.
+// goesOn runs a program that must not wait for a request that hangs.
 func (s *scene) goesOn(t *testing.T, h *hungfs.Server, cmd *exec.Cmd) {
 	t.Helper()
 	var out bytes.Buffer
@@ -69,14 +69,14 @@ func init() {
 	}
 }
 
-// beside are changes in the directory that a filesystem is mounted in, and looks at it.
+// beside looks at the directory in which a filesystem is mounted, and changes it.
 const beside = `
 	echo 1 > parent/a; mv parent/a parent/b; ln parent/b parent/c; rm parent/b; grep -q 1 parent/c
 	mkdir parent/d; mv parent/c parent/d/c; mv parent/d/c c; rmdir parent/d; rm c
 	ls parent; [ -d parent ]; echo new > parent/new; mv parent/new parent/newer; stat -c %s parent/newer; rm parent/newer`
 
-// TestMountBelowSourceHangs: whoever looks at the root of a mount below SOURCE, or into it, may wait for its server.
-// The directory that it is mounted in goes on.
+// TestMountBelowSourceHangs: programs that look at the root of a mount below SOURCE, or into it, may wait for its
+// server. The directory above stays usable.
 func TestMountBelowSourceHangs(t *testing.T) {
 	requireRoot(t)
 	for name, hung := range map[string]struct{ kinds, script string }{

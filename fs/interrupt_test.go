@@ -22,7 +22,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// The program "once" makes one system call on a file, from a thread of which it prints the number before.
+// "once" makes one system call on a file. Before it, it prints the number of the calling thread.
 func init() {
 	programs["once"] = func(args []string) error {
 		handled := make(chan os.Signal, 8)
@@ -62,7 +62,7 @@ func init() {
 
 var interruptible = []string{"read", "direct read", "write", "direct write", "sync", "seek", "times"}
 
-// whileTheDeviceHangs starts a call of a program that needs what a device released, on a device that does not answer.
+// whileTheDeviceHangs starts a program whose call needs released bytes of a device that does not answer.
 func whileTheDeviceHangs(t *testing.T, call string, then func(pid int, end func() error, hung *faulty.Gate,
 	home func() string)) {
 	s, cache, n := mountWithDevices(t, 1)
@@ -107,7 +107,7 @@ func whileTheDeviceHangs(t *testing.T, call string, then func(pid int, end func(
 }
 
 // TestKilledProgramsEnd: a program is killed while the daemon waits for a device on its behalf. It ends at once, and
-// nothing is lost. The kernel says only once that there was a signal, and that was an earlier one.
+// nothing is lost. The kernel announces only the first signal, which was an earlier one.
 func TestKilledProgramsEnd(t *testing.T) {
 	for _, call := range interruptible {
 		t.Run(call, func(t *testing.T) {
@@ -121,7 +121,7 @@ func TestKilledProgramsEnd(t *testing.T) {
 	}
 }
 
-// TestSignalsFailNoCall: what a program handles and goes on after fails none of its calls.
+// TestSignalsFailNoCall: a signal that a program handles fails none of its calls.
 func TestSignalsFailNoCall(t *testing.T) {
 	for _, call := range interruptible {
 		t.Run(call, func(t *testing.T) {
@@ -138,7 +138,7 @@ func TestSignalsFailNoCall(t *testing.T) {
 	}
 }
 
-// TestRequestOutlivesSignals is the same without the kernel: the thread that is asked about lives.
+// TestRequestOutlivesSignals does the same without the kernel: the request's thread is alive.
 func TestRequestOutlivesSignals(t *testing.T) {
 	cancel := make(chan struct{})
 	r := newRequest(cancel, &fuse.Caller{Pid: uint32(unix.Gettid())})

@@ -20,7 +20,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// ioctl passes arg, which the kernel reads and writes.
+// ioctl calls ioctl(2) with arg, which the kernel reads and writes.
 func ioctl(f *os.File, request uint, arg []byte) error {
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), uintptr(request), uintptr(unsafe.Pointer(&arg[0])))
 	if errno != 0 {
@@ -29,13 +29,13 @@ func ioctl(f *os.File, request uint, arg []byte) error {
 	return nil
 }
 
-// notary grants whatever is asked and keeps the last Source.
+// notary grants every request and keeps the last Source.
 type notary struct {
 	mu     sync.Mutex
 	source pagecache.Source
 	socket string
 	err    error
-	// devices are those of the mount.
+	// devices are the mount's devices.
 	devices []*device
 }
 
@@ -59,7 +59,7 @@ func (n *notary) last() pagecache.Source {
 	return n.source
 }
 
-// answer sets what is granted from now on.
+// answer sets the answer to later requests.
 func (n *notary) answer(socket string, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -90,7 +90,7 @@ func TestGrant(t *testing.T) {
 	require.NoError(t, unix.Stat(filepath.Join(s.source, "d/f"), &st))
 	assert.Equal(t, pagecache.FileID{Dev: st.Dev, Ino: st.Ino}, src.ID())
 
-	require.NoError(t, f.Truncate(15)) // released bytes make no file longer
+	require.NoError(t, f.Truncate(15)) // released bytes do not make a file longer
 	home, err := src.OpenHome(true)
 	require.NoError(t, err)
 	defer home.Close()
@@ -199,8 +199,8 @@ func TestInodeFlags(t *testing.T) {
 			require.NoError(t, err)
 			assert.Equal(t, "one two three", string(got))
 		}
-		// What a program stored through a mapping would go to the end instead of its place.
-		// Opens that were closed may be there still, since the kernel says so later.
+		// Stores through a mapping would go to the end of the file instead of their place. Closed opens may still be
+		// listed: the kernel reports a close later.
 		all := s.fs.files.all()
 		i := slices.IndexFunc(all, func(of *openFile) bool { return of.appendOnly })
 		require.GreaterOrEqual(t, i, 0)
@@ -208,7 +208,7 @@ func TestInodeFlags(t *testing.T) {
 		_, status := s.fs.Write(nil, &fuse.WriteIn{Fh: of.handle, WriteFlags: fuse.WRITE_CACHE}, []byte("x"))
 		assert.Equal(t, fuse.EPERM, status)
 
-		// The kernel refuses these before they get here, since Linux 5.13.
+		// Since Linux 5.13 the kernel refuses these before they get here.
 		flags := make([]byte, sizeOfXFlags)
 		ask := func(uid, cmd uint32) fuse.Status {
 			in := fuse.IoctlIn{Fh: of.handle, Cmd: cmd}

@@ -25,7 +25,7 @@ func withFiles(t *testing.T, files map[string]string) func(*Options) {
 	}
 }
 
-// eachWatch runs a test where events report changes in SOURCE, and where none do.
+// eachWatch runs a test with events that report changes in SOURCE, and without.
 func eachWatch(t *testing.T, test func(t *testing.T, change func(*Options))) {
 	t.Helper()
 	t.Run("watched", func(t *testing.T) {
@@ -40,7 +40,7 @@ func eachWatch(t *testing.T, test func(t *testing.T, change func(*Options))) {
 	})
 }
 
-// shows waits until a file of the mount has text. Each look opens it.
+// shows waits until a file of the mount contains text. Each look opens the file.
 func (s *scene) shows(t *testing.T, name, text string) {
 	t.Helper()
 	require.Eventually(t, func() bool {
@@ -82,7 +82,7 @@ func TestKernelOpensFiles(t *testing.T) {
 	})
 }
 
-// count returns how many opens there are.
+// count returns the number of opens.
 func (o *keptOpens) count() (n int) {
 	for i := range o.shards {
 		s := &o.shards[i]
@@ -105,14 +105,14 @@ func TestKernelOpensSeeChangesInSource(t *testing.T) {
 		_, err := os.Stat(filepath.Join(s.mnt, "new"))
 		require.ErrorIs(t, err, os.ErrNotExist)
 
-		require.NoError(t, os.WriteFile(in("a"), []byte("other"), 0644)) // the same size
+		require.NoError(t, os.WriteFile(in("a"), []byte("other"), 0644)) // of the same size
 		s.shows(t, "a", "other")
 		require.NoError(t, os.WriteFile(in("a"), []byte("longer than before"), 0644))
 		s.shows(t, "a", "longer than before")
 		require.NoError(t, os.Truncate(in("a"), 3))
 		s.shows(t, "a", "lon")
 
-		require.NoError(t, os.WriteFile(in("new"), []byte("new"), 0644)) // a name that the kernel knows not to be there
+		require.NoError(t, os.WriteFile(in("new"), []byte("new"), 0644)) // cached as a name that does not exist
 		s.shows(t, "new", "new")
 		require.NoError(t, os.Remove(in("gone")))
 		s.lists(t, "", "a", "dir", "new")
@@ -135,7 +135,8 @@ func TestKernelOpensSeeChangesInSource(t *testing.T) {
 	})
 }
 
-// A program that has a file open and mapped sees it change, and keeps it when its name goes.
+// TestKernelOpensOfOpenFiles: a program that has a file open and mapped sees changes in it, and keeps it when its name
+// goes.
 func TestKernelOpensOfOpenFiles(t *testing.T) {
 	eachWatch(t, func(t *testing.T, change func(*Options)) {
 		s := mount(t, change, withFiles(t, map[string]string{"a": "first"}))
@@ -143,7 +144,7 @@ func TestKernelOpensOfOpenFiles(t *testing.T) {
 		require.NoError(t, err)
 		defer f.Close()
 		reads := func() string {
-			_, _ = f.Stat() // where no event tells, the kernel looks when it is asked for attributes
+			_, _ = f.Stat() // without events, the kernel learns of changes when it asks for attributes
 			var buf [32]byte
 			n, _ := f.ReadAt(buf[:], 0)
 			return string(buf[:n])
@@ -167,7 +168,8 @@ func TestKernelOpensOfOpenFiles(t *testing.T) {
 	})
 }
 
-// When the kernel drops events, everything counts as changed once, and timeouts are those of other mounts again.
+// TestKernelOpensWhenEventsAreLost: if the kernel drops events, everything counts as changed once, and timeouts are
+// those of other mounts from then on.
 func TestKernelOpensWhenEventsAreLost(t *testing.T) {
 	requireRoot(t)
 	s := mount(t, kernelOpens, withFiles(t, map[string]string{"a": "first"}))
@@ -177,7 +179,7 @@ func TestKernelOpensWhenEventsAreLost(t *testing.T) {
 	s.shows(t, "a", "first")
 	s.lists(t, "", "a")
 	require.Equal(t, watchedTimeout, s.fs.keeps(s.fs.root, defaultTimeout))
-	s.fs.tree.file.Close() // as if reading failed
+	s.fs.tree.file.Close() // as if reading had failed
 	require.Eventually(t, func() bool { return !s.fs.tree.alive.Load() }, eventually, tick)
 	require.Equal(t, defaultTimeout, s.fs.keeps(s.fs.root, defaultTimeout))
 	<-s.fs.tree.ended

@@ -125,13 +125,14 @@ func TestHazard(t *testing.T) {
 	})
 }
 
-// A page that was filled before a write came home, and dirtied since, must not take the written bytes back.
+// TestSuspectPagesAreMerged: a page that was filled before a write came home, and dirtied later, must not undo the
+// write.
 func TestSuspectPagesAreMerged(t *testing.T) {
 	const page = 4096
 	f, err := os.Create(filepath.Join(t.TempDir(), "home"))
 	require.NoError(t, err)
 	defer f.Close()
-	stale := make([]byte, page) // what the kernel filled its page with
+	stale := make([]byte, page) // the bytes with which the kernel filled its page
 	_, err = f.WriteAt(stale, page)
 	require.NoError(t, err)
 
@@ -153,9 +154,9 @@ func TestSuspectPagesAreMerged(t *testing.T) {
 		_, err = f.WriteAt(merged, page)
 		require.NoError(t, err)
 	}
-	stale[100] = 'm' // a program's store through a mapping
+	stale[100] = 'm' // a program stores through a mapping
 	back()
-	stale[100], stale[11] = 'n', 'x' // it stores again, once over what was written
+	stale[100], stale[11] = 'n', 'x' // it stores again, once over the written bytes
 	back()
 	got := make([]byte, page)
 	_, err = f.ReadAt(got, page)
@@ -170,8 +171,9 @@ func TestSuspectPagesAreMerged(t *testing.T) {
 	assert.Equal(t, stale, merged)
 }
 
-// TestSuspectPageThatTheKernelReadsAgain: before a page is dropped that the kernel filled too early, it goes for
-// another reason, and the kernel reads it with what was written. A program then stores what was there before the write.
+// TestSuspectPageThatTheKernelReadsAgain: the kernel filled a page too early. Before the correction drops it, it is
+// dropped for another reason, and the kernel reads it again, with the written bytes. Then a program stores the bytes
+// from before the write.
 func TestSuspectPageThatTheKernelReadsAgain(t *testing.T) {
 	s := mount(t)
 	path := filepath.Join(s.mnt, "file")
@@ -198,8 +200,7 @@ func TestSuspectPageThatTheKernelReadsAgain(t *testing.T) {
 	m, err := unix.Mmap(int(f.Fd()), 0, page.Size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, unix.Munmap(m)) }()
-	// A system call has the page brought: a thread that takes a fault holds up Go's collector, and with it the
-	// filesystem.
+	// A system call faults the page in: a thread that faults by itself holds up Go's collector, and so the filesystem.
 	require.NoError(t, unix.Madvise(m, unix.MADV_POPULATE_WRITE))
 	require.EqualValues(t, 2, m[0])
 	m[0] = 1
@@ -209,7 +210,7 @@ func TestSuspectPageThatTheKernelReadsAgain(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 1, got[0])
 
-	suspect(1, 5) // the page that the kernel read again, and has without this
+	suspect(1, 5) // the page that the kernel has read again, without this write
 	require.NoError(t, unix.Madvise(m, unix.MADV_POPULATE_WRITE))
 	m[2] = 9
 	require.NoError(t, unix.Msync(m, unix.MS_SYNC))
@@ -224,8 +225,8 @@ func TestSuspectPageThatTheKernelReadsAgain(t *testing.T) {
 	require.Empty(t, c.hazard.suspects)
 }
 
-// TestReadDuringDirectWrite has a READ come between the kernel's own invalidation and the WRITE of a direct write that
-// the kernel does not wait for: the WRITE is handed to the filesystem by the test.
+// TestReadDuringDirectWrite makes a READ come between the kernel's own invalidation and the WRITE of an asynchronous
+// direct write. The test itself hands the WRITE to the filesystem.
 func TestReadDuringDirectWrite(t *testing.T) {
 	bothModes(t, func(t *testing.T, s *scene) {
 		old := bytes.Repeat([]byte{1}, 4*page.Size)
@@ -252,7 +253,7 @@ func TestReadDuringDirectWrite(t *testing.T) {
 	})
 }
 
-// slowKernel is a kernel that drops pages of one inode when it is told to.
+// slowKernel drops pages of one inode only when the test says so.
 type slowKernel struct {
 	notifier
 	of     uint64
@@ -268,8 +269,8 @@ func (k *slowKernel) InodeNotify(node uint64, off, n int64) fuse.Status {
 	return k.notifier.InodeNotify(node, off, n)
 }
 
-// TestCorrectionBehindItsWrite has the kernel drop pages for a WRITE only after that was answered. The next write may
-// then be in flight when its page goes: what is read meanwhile is dropped again.
+// TestCorrectionBehindItsWrite makes the kernel drop pages for a WRITE only after the WRITE was answered. The next
+// write may then be in flight when its page is dropped. What is read in that time is dropped again.
 func TestCorrectionBehindItsWrite(t *testing.T) {
 	s := mount(t)
 	path := filepath.Join(s.mnt, "file")

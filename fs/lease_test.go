@@ -18,7 +18,7 @@ func (s *scene) leased(t *testing.T, name, text string) *os.File {
 	return s.leasedAs(t, name, text, unix.F_WRLCK)
 }
 
-// leasedAs is leased with a kind of lease: opens for reading do not break that of F_RDLCK.
+// leasedAs is leased with the given kind of lease: opens for reading do not break F_RDLCK.
 func (s *scene) leasedAs(t *testing.T, name, text string, kind int) *os.File {
 	t.Helper()
 	path := filepath.Join(s.source, name)
@@ -27,12 +27,12 @@ func (s *scene) leasedAs(t *testing.T, name, text string, kind int) *os.File {
 	require.NoError(t, err)
 	t.Cleanup(func() { f.Close() })
 	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, kind); err != nil {
-		t.Skip("no leases here:", err)
+		t.Skip("leases do not work here:", err)
 	}
 	return f
 }
 
-// breaks waits until somebody is about to break the lease.
+// breaks waits until an open is about to break the lease.
 func breaks(t *testing.T, f *os.File) {
 	t.Helper()
 	was, err := unix.FcntlInt(f.Fd(), unix.F_GETLEASE, 0)
@@ -43,7 +43,8 @@ func breaks(t *testing.T, f *os.File) {
 	}, eventually, tick, "nobody opened the file")
 }
 
-// TestOpenWaitsForLease: an open waits while somebody has a lease on the file in SOURCE, as it does there.
+// TestOpenWaitsForLease: an open on the mount waits while a process has a lease on the file in SOURCE, as in SOURCE
+// itself.
 func TestOpenWaitsForLease(t *testing.T) {
 	for name, change := range map[string]func(*Options){"mount": func(*Options) {}, "kernel opens": kernelOpens} {
 		t.Run(name, func(t *testing.T) {
@@ -61,7 +62,7 @@ func TestOpenWaitsForLease(t *testing.T) {
 				done <- outcome{text, err}
 			}()
 			breaks(t, f)
-			got, err := os.ReadFile(filepath.Join(s.mnt, "other")) // others go on
+			got, err := os.ReadFile(filepath.Join(s.mnt, "other")) // other files are not affected
 			require.NoError(t, err)
 			assert.Equal(t, "other", string(got))
 			if !s.fs.kernelOpens {
@@ -95,8 +96,8 @@ func init() {
 	}
 }
 
-// TestTruncationWaitsForLease: a truncation waits while somebody has a lease on the file in SOURCE. Who reads the file,
-// and devices, do not wait with it, and a program that waits can be killed.
+// TestTruncationWaitsForLease: a truncation waits while a process has a lease on the file in SOURCE. Readers and
+// devices do not wait with it, and a program that waits can be killed.
 func TestTruncationWaitsForLease(t *testing.T) {
 	for name, left := range map[string]string{"truncate": "tex", "open to truncate": ""} {
 		t.Run(name, func(t *testing.T) {

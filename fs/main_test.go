@@ -19,18 +19,18 @@ import (
 	"github.com/gaiafs/gaiafs/internal/hungfs"
 )
 
-// Programs on the mount are this test binary, started again with the name of a program and its arguments: the file
+// programVariable names the program that this test binary runs. Programs on the mount are separate processes: the file
 // operations of one process must not meet the daemon's in the same runtime.
 const programVariable = "GAIAFS_FS_TEST_PROGRAM"
 
-// testPrefix begins the names of this run's directories; other runs may be under way.
+// testPrefix begins the names of this run's directories; other runs may go on at the same time.
 var testPrefix = fmt.Sprintf("gaiafs-fs-test-%d-", os.Getpid())
 
-// programs are the bodies of the processes that tests start. What they return goes to standard error and fails them.
+// programs are the bodies of the processes that tests start. If one returns an error, the process prints it and fails.
 var programs = map[string]func(args []string) error{}
 
 func TestMain(m *testing.M) {
-	Guard() // a test that is killed leaves no program hanging
+	Guard() // a killed test leaves no program hanging
 	hungfs.Main()
 	if name := os.Getenv(programVariable); name != "" {
 		if err := programs[name](os.Args[1:]); err != nil {
@@ -73,14 +73,14 @@ func program(name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// user makes cmd run as an ordinary user with the given groups, the first of which is its own.
+// user makes cmd run as an ordinary user with the given groups. The first group is the primary one.
 func user(cmd *exec.Cmd, uid uint32, groups ...uint32) *exec.Cmd {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: groups[0],
 		Groups: groups[1:]}}
 	return cmd
 }
 
-// run runs cmd and returns what it printed.
+// run runs cmd and returns its standard output.
 func run(t testing.TB, cmd *exec.Cmd) string {
 	t.Helper()
 	var out, errs bytes.Buffer
@@ -96,13 +96,13 @@ func sh(t testing.TB, dir, script string, args ...string) string {
 	return run(t, shell(dir, script, args...))
 }
 
-// shell prepares a script in dir. The shell changes the directory itself: exec.Cmd's Dir would have the forked child do
-// it before exec, while this process, whose daemon has to answer, waits for that exec inside the runtime.
+// shell prepares a script in dir. The shell itself changes to dir. With exec.Cmd's Dir, the forked child would do that
+// before exec, while this process waits in the runtime for the exec, and its daemon may be unable to answer.
 func shell(dir, script string, args ...string) *exec.Cmd {
 	return exec.Command("/bin/sh", append([]string{"-euc", `cd "$0"` + "\n" + script, dir}, args...)...)
 }
 
-// requireRoot skips what needs other users or devices.
+// requireRoot skips the test if it does not run as root: it needs other users or devices.
 func requireRoot(t testing.TB) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -110,7 +110,7 @@ func requireRoot(t testing.TB) {
 	}
 }
 
-// requireTool skips what needs a program that is not installed.
+// requireTool skips the test if a program is not installed.
 func requireTool(t testing.TB, name string) {
 	t.Helper()
 	if _, err := exec.LookPath(name); err != nil {
@@ -124,7 +124,7 @@ type scene struct {
 	source, mnt string
 }
 
-// mount mounts a new directory. The mount is gone, and nothing of it open, when the test ends.
+// mount mounts a new directory. When the test ends, the mount is unmounted and nothing of it is open.
 func mount(t testing.TB, change ...func(*Options)) *scene {
 	t.Helper()
 	dir, err := os.MkdirTemp("", testPrefix)
@@ -158,7 +158,7 @@ func writeBack(o *Options) { o.WriteBack = true }
 
 func passThrough(o *Options) { o.Passthrough = true }
 
-// everyMode runs a test with each way of writing, the kernel's own included.
+// everyMode runs a test with each way of writing, including passthrough.
 func everyMode(t *testing.T, test func(t *testing.T, s *scene)) {
 	t.Helper()
 	bothModes(t, test)
@@ -171,14 +171,14 @@ func everyMode(t *testing.T, test func(t *testing.T, s *scene)) {
 	})
 }
 
-// bothModes runs a test with each way of writing of the daemon.
+// bothModes runs a test with and without the kernel's write-back cache.
 func bothModes(t *testing.T, test func(t *testing.T, s *scene)) {
 	t.Helper()
 	t.Run("write-through", func(t *testing.T) { test(t, mount(t)) })
 	t.Run("write-back", func(t *testing.T) { test(t, mount(t, writeBack)) })
 }
 
-// How long and how often to look for what happens in the background.
+// How long and how often to wait for background work.
 const (
 	eventually = 10 * time.Second
 	tick       = time.Millisecond

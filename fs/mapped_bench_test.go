@@ -21,8 +21,8 @@ import (
 )
 
 func init() {
-	// For each line of its input it stores into every n-th page of a mapped file, brings that home, and prints how long
-	// the latter took, in nanoseconds.
+	// "store into pages": for each line of input, it stores into every n-th page of a mapped file, writes that home,
+	// and prints how long the latter took, in nanoseconds.
 	programs["store into pages"] = func(args []string) error {
 		stride, err := strconv.Atoi(args[1])
 		if err != nil {
@@ -55,10 +55,10 @@ func init() {
 	}
 }
 
-// BenchmarkMappedWriteBack has a program store into 8,192 pages that it mapped and bring them home by msync, while no
-// device holds the file, and while one has it mapped for writing: pages that follow each other, which the kernel sends
-// in large requests, and every other page, each of which is a request. The device acquires in between, so that every
-// page's base is kept again. It reports the time of msync for each page.
+// BenchmarkMappedWriteBack makes a program store into 8,192 mapped pages and write them home by msync, while no device
+// holds the file, and while one has it mapped for writing. The pages are consecutive, which the kernel sends in large
+// requests, or every other page, each of which is a request. The device acquires in between, so that every page's base
+// is kept again. The benchmark reports the time of msync for each page.
 func BenchmarkMappedWriteBack(b *testing.B) {
 	const pages = 8192
 	for _, mapped := range []bool{false, true} {
@@ -110,7 +110,7 @@ func BenchmarkMappedWriteBack(b *testing.B) {
 					require.NoError(b, err)
 					return ns
 				}
-				turn() // reads the pages
+				turn() // faults the pages in
 				for b.Loop() {
 					acquire()
 					took += turn()

@@ -67,7 +67,7 @@ func TestMountRefusesNestingThroughBindMounts(t *testing.T) {
 		assert.ErrorContains(t, err, "is inside MOUNTPOINT")
 		require.NoError(t, unix.Unmount(at("bind"), 0))
 	}
-	// A directory beside it, through a bind mount, is no nesting.
+	// A sibling directory, seen through a bind mount, is not nested.
 	require.NoError(t, unix.Mount(at("empty"), at("bind"), "", unix.MS_BIND, ""))
 	defer func() { require.NoError(t, unix.Unmount(at("bind"), 0)) }()
 	server, err := Mount(Options{Source: at("source"), Mountpoint: at("bind")})
@@ -167,7 +167,7 @@ short line
 	}, mounts)
 }
 
-// TestDescriptorsRunOut fills the descriptors of the daemon with open files: open fails and says why, everything else
+// TestDescriptorsRunOut uses up the daemon's descriptors with open files. Then open fails and says why, everything else
 // works, and close never fails.
 func TestDescriptorsRunOut(t *testing.T) {
 	s := mount(t)
@@ -178,7 +178,7 @@ func TestDescriptorsRunOut(t *testing.T) {
 	require.NoError(t, syscall.Getrlimit(unix.RLIMIT_NOFILE, &before))
 	fds, err := os.ReadDir("/proc/self/fd")
 	require.NoError(t, err)
-	// The programs that use the mount are other processes, with limits of their own.
+	// The programs that use the mount are other processes with limits of their own.
 	out := program("open many", s.mnt)
 	low := before
 	low.Cur = uint64(len(fds) + 40)
@@ -211,7 +211,7 @@ func init() {
 		if len(fds) == 0 || len(fds) == 200 {
 			return errors.New("the descriptors of the daemon did not run out")
 		}
-		// What is open still works, down to the last.
+		// Every open file still works.
 		for _, fd := range fds {
 			if _, err := unix.Pwrite(fd, []byte("C"), 0); err != nil {
 				return err
@@ -230,7 +230,7 @@ func init() {
 				return err
 			}
 		}
-		// RELEASE comes after close returned.
+		// RELEASE comes after close has returned.
 		for {
 			fd, err := unix.Open(path, unix.O_RDWR, 0)
 			if err == nil {
@@ -251,7 +251,7 @@ func TestProgramsDoNotInheritTheConnection(t *testing.T) {
 	assert.NotContains(t, sh(t, s.source, "ls -l /proc/self/fd"), "/dev/fuse")
 }
 
-// TestReadRequests looks at the size of requests in which a large read comes.
+// TestReadRequests checks the size of the requests into which a large read is split.
 func TestReadRequests(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root's mounts say how large a request may be")
@@ -268,7 +268,7 @@ func TestReadRequests(t *testing.T) {
 	t.Fatalf("%s is not mounted", s.mnt)
 }
 
-// TestTunedByRoot looks at what is set beside the protocol.
+// TestTunedByRoot checks the settings that are made outside of the protocol.
 func TestTunedByRoot(t *testing.T) {
 	requireRoot(t)
 	s := mount(t)

@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Reading ahead uses the descriptor of a directory that the kernel forgets meanwhile.
+// TestDroppedNodeKeepsDescriptorInUse: read-ahead uses the descriptor of a directory that the kernel forgets.
 func TestDroppedNodeKeepsDescriptorInUse(t *testing.T) {
 	s := mount(t)
 	require.NoError(t, os.Mkdir(filepath.Join(s.source, "d"), 0o755))
-	_, err := os.Stat(filepath.Join(s.mnt, "d")) // the kernel looks it up
+	_, err := os.Stat(filepath.Join(s.mnt, "d")) // makes the kernel look it up
 	require.NoError(t, err)
 	var st unix.Stat_t
 	require.NoError(t, unix.Stat(filepath.Join(s.source, "d"), &st))

@@ -18,7 +18,7 @@ func init() {
 	programs["store and sync"] = func(args []string) error {
 		return storeAndSync(args[0], func(b []byte) { copy(b, bytes.Repeat([]byte("x"), len(b))) })
 	}
-	// Stores into every other page, which the kernel sends one by one.
+	// "store into pages and sync" stores into every other page. The kernel sends these one by one.
 	programs["store into pages and sync"] = func(args []string) error {
 		return storeAndSync(args[0], func(b []byte) {
 			for at := 0; at < len(b); at += 8192 {
@@ -38,7 +38,7 @@ func init() {
 	}
 }
 
-// storeAndSync has store change the first MiB of a file by mmap, and brings it home.
+// storeAndSync maps the first MiB of a file, calls store to change it, and writes it home.
 func storeAndSync(path string, store func(b []byte)) error {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
@@ -52,7 +52,7 @@ func storeAndSync(path string, store func(b []byte)) error {
 	return f.Sync()
 }
 
-// onFullSource makes a file of 1 MiB where SOURCE has room for less, and returns its paths on the mount and in SOURCE.
+// onFullSource makes a file of 1 MiB on a SOURCE with room for less, and returns its paths on the mount and in SOURCE.
 func (s *scene) onFullSource(t *testing.T) (path, home string) {
 	t.Helper()
 	at := filepath.Join(s.source, "at")
@@ -65,8 +65,8 @@ func (s *scene) onFullSource(t *testing.T) (path, home string) {
 	return path, filepath.Join(at, "f")
 }
 
-// TestSyncTellsOfAPart: where SOURCE takes a part of what the kernel sends of its pages, fsync says that it did not
-// take the rest. The kernel does not look at how much of a page's write was done.
+// TestSyncTellsOfAPart: if SOURCE takes only a part of the pages that the kernel sends, fsync reports an error. The
+// kernel ignores how much of a write-back was done.
 func TestSyncTellsOfAPart(t *testing.T) {
 	requireRoot(t)
 	for _, how := range []string{"store and sync", "write and sync"} {
@@ -85,7 +85,8 @@ func TestSyncTellsOfAPart(t *testing.T) {
 	}
 }
 
-// TestOneLineForPagesThatSourceDoesNotTake: the log has one for all of a file, until the file is opened anew.
+// TestOneLineForPagesThatSourceDoesNotTake: the log has one line for all pages of a file, until the file is opened
+// anew.
 func TestOneLineForPagesThatSourceDoesNotTake(t *testing.T) {
 	requireRoot(t)
 	r := new(requests)

@@ -23,7 +23,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// mountThrough mounts with passthrough, or skips the test where there is none.
+// mountThrough mounts with passthrough. It skips the test if passthrough is not available.
 func mountThrough(t *testing.T, change ...func(*Options)) *scene {
 	t.Helper()
 	s := mount(t, append(change, passThrough)...)
@@ -33,7 +33,7 @@ func mountThrough(t *testing.T, change ...func(*Options)) *scene {
 	return s
 }
 
-// opens returns the opens of a file by what the daemon knows of them.
+// opens returns how many opens of a file the daemon counts, by mode.
 func opens(t *testing.T, s *scene, path string) (through, others int) {
 	t.Helper()
 	var st unix.Stat_t
@@ -77,7 +77,7 @@ func TestPassthroughNeedsNoRequests(t *testing.T) {
 	_, err = g.ReadAt(got, 0)
 	require.NoError(t, err)
 	assert.Equal(t, want, got)
-	// What changes in SOURCE is seen at once.
+	// A change in SOURCE is seen at once.
 	require.NoError(t, os.WriteFile(filepath.Join(s.source, "f"), []byte("underneath"), 0))
 	n, err := g.ReadAt(got, 0)
 	assert.Equal(t, "underneath", string(got[:n]), "%v", err)
@@ -92,7 +92,7 @@ func TestPassthroughNeedsNoRequests(t *testing.T) {
 }
 
 func init() {
-	// Opens, writes, reads and maps the file args[0] again and again, each time in another way, in a page of its own.
+	// "slot" opens, writes, reads and maps the file args[0] repeatedly, each time in another way, in a page of its own.
 	programs["slot"] = func(args []string) error {
 		slot, err := strconv.Atoi(args[1])
 		if err != nil {
@@ -140,15 +140,15 @@ func init() {
 	}
 }
 
-// TestModesChangeUnderPrograms has programs open one file all the time, write it and map it, while files pass through
-// or not by turns: whoever opens gets the mode that the others are in, nobody an error, and nobody old bytes.
+// TestModesChangeUnderPrograms makes programs keep opening, writing and mapping one file, while files alternately pass
+// through or not. An open gets the mode of the file's other opens. No program gets an error or old bytes.
 func TestModesChangeUnderPrograms(t *testing.T) {
 	s := mountThrough(t)
 	for round, kept := range []bool{true, false} {
 		path := filepath.Join(s.mnt, fmt.Sprint("f", round))
 		require.NoError(t, os.WriteFile(path, make([]byte, 4*page.Size), 0600))
 		if kept {
-			f, err := os.Open(path) // keeps the mode of the file what it was at the start
+			f, err := os.Open(path) // keeps the file in its first mode
 			require.NoError(t, err)
 			defer f.Close()
 		}
@@ -181,7 +181,7 @@ func TestModesChangeUnderPrograms(t *testing.T) {
 }
 
 // TestPassthroughMappingOutlivesItsOpen shows why files that a device may map for writing cannot pass through: the
-// daemon hears of neither the mapping nor what is stored into it, and takes the file for closed.
+// daemon learns neither of the mapping nor of the stores into it, and takes the file for closed.
 func TestPassthroughMappingOutlivesItsOpen(t *testing.T) {
 	s := mountThrough(t)
 	path := filepath.Join(s.mnt, "f")
@@ -198,7 +198,7 @@ func TestPassthroughMappingOutlivesItsOpen(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, "stored", string(got[:6]))
 
-	// So the file gets no pages of the kernel's any more, which would not have what is stored.
+	// So the file gets no kernel pages any more: they would lack these stores.
 	s.fs.passes.Store(false)
 	g, err := os.Open(path)
 	require.NoError(t, err)
@@ -235,7 +235,7 @@ func TestTimesOfAFileThatIsMappedInPassthrough(t *testing.T) {
 	assert.Greater(t, after.ModTime().Sub(before.ModTime()), time.Minute)
 }
 
-// TestReadOnlyMountPassesThroughBesideADevice has a device and programs read the same files of a read-only mount.
+// TestReadOnlyMountPassesThroughBesideADevice makes a device and programs read the same files of a read-only mount.
 func TestReadOnlyMountPassesThroughBesideADevice(t *testing.T) {
 	s, cache, n := mountWithDevices(t, 1, passThrough, func(o *Options) { o.ReadOnly = true })
 	if !s.Passthrough() {
@@ -250,7 +250,7 @@ func TestReadOnlyMountPassesThroughBesideADevice(t *testing.T) {
 	through, others := opens(t, s, path)
 	assert.Equal(t, []int{1, 0}, []int{through, others}, "the open that the device's client mapped the file with")
 
-	// Whoever opens the file meanwhile joins, and a change in SOURCE is noticed, by the device too.
+	// Later opens of the file join. A change in SOURCE is noticed, by the device too.
 	require.NoError(t, os.WriteFile(home, []byte("abcdefghij"), 0644))
 	got, err := os.ReadFile(path)
 	require.NoError(t, err)
@@ -259,7 +259,8 @@ func TestReadOnlyMountPassesThroughBesideADevice(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, "abcdefghij", w.load(t, 10))
 
-	// With the last of them gone, opens of what a device holds go through the daemon, which may read from the device.
+	// After the last of them is closed, opens of a file that a device holds go through the daemon, which may read from
+	// the device.
 	require.NoError(t, f.Close())
 	require.Eventually(t, func() bool { through, _ := opens(t, s, path); return through == 0 }, eventually, tick)
 	f, err = os.Open(path)
@@ -277,7 +278,7 @@ func TestReadOnlyMountPassesThroughBesideADevice(t *testing.T) {
 	w.close(t)
 }
 
-// refusing is a kernel that registers nothing.
+// refusing is a kernel that registers no backing file.
 type refusing struct {
 	kernelBacking
 	errno syscall.Errno
@@ -285,7 +286,7 @@ type refusing struct {
 
 func (r refusing) RegisterBackingFd(*fuse.BackingMap) (int32, syscall.Errno) { return 0, r.errno }
 
-// TestPassthroughRefused has the kernel refuse a file, for a reason that holds for all of them or for this one only.
+// TestPassthroughRefused makes the kernel refuse a file, for a reason that applies to all files or to this one only.
 func TestPassthroughRefused(t *testing.T) {
 	for errno, all := range map[syscall.Errno]bool{
 		syscall.EPERM: true, syscall.ENOTTY: true, syscall.ELOOP: true, syscall.EOPNOTSUPP: false,
@@ -299,7 +300,7 @@ func TestPassthroughRefused(t *testing.T) {
 		require.Eventually(t, func() bool { through, _ := opens(t, s, path); return through == 0 }, eventually, tick)
 		for _, n := range s.fs.table.byID.all() {
 			if c := n.data.Load(); c != nil {
-				c.through.mu.Lock() // under which the next open looks for the kernel
+				c.through.mu.Lock() // the lock under which the next open asks the kernel
 				s.fs.backing = refusing{s.fs.backing, errno}
 				c.through.mu.Unlock()
 			}
@@ -316,7 +317,7 @@ func TestPassthroughRefused(t *testing.T) {
 	}
 }
 
-// TestPassthroughOfAStackedFilesystem mounts a mount in passthrough, which the kernel does not stack once more.
+// TestPassthroughOfAStackedFilesystem mounts a mount that has passthrough. The kernel refuses to stack it once more.
 func TestPassthroughOfAStackedFilesystem(t *testing.T) {
 	below := mountThrough(t)
 	require.NoError(t, os.WriteFile(filepath.Join(below.source, "f"), []byte("content"), 0600))
@@ -327,7 +328,7 @@ func TestPassthroughOfAStackedFilesystem(t *testing.T) {
 	assert.False(t, s.Passthrough())
 	assert.EqualValues(t, 1, s.PassthroughRefused())
 
-	// A filesystem below SOURCE says nothing of the others.
+	// A stacked filesystem below SOURCE does not affect other files.
 	s = mountThrough(t)
 	sub := filepath.Join(s.source, "sub")
 	require.NoError(t, os.Mkdir(sub, 0755))
@@ -340,7 +341,7 @@ func TestPassthroughOfAStackedFilesystem(t *testing.T) {
 	assert.EqualValues(t, 1, s.PassthroughRefused())
 }
 
-// TestProgramsRunFromAMountInPassthrough: the kernel maps them from the backing file.
+// TestProgramsRunFromAMountInPassthrough: the kernel maps programs from the backing file.
 func TestProgramsRunFromAMountInPassthrough(t *testing.T) {
 	s := mountThrough(t)
 	self, err := os.ReadFile("/proc/self/exe")
@@ -359,7 +360,7 @@ func init() {
 	}
 }
 
-// TestReadOnlyMountThatIsMadeWritable: the superuser can take the kernel's own check away.
+// TestReadOnlyMountThatIsMadeWritable: the superuser can turn the kernel's own check off.
 func TestReadOnlyMountThatIsMadeWritable(t *testing.T) {
 	requireRoot(t)
 	for name, option := range map[string]func(*Options){"passthrough": passThrough, "write-through": func(*Options) {},
@@ -416,7 +417,7 @@ func TestReadOnlyMountThatIsMadeWritable(t *testing.T) {
 			} {
 				assert.ErrorIs(t, err, syscall.EROFS, what)
 			}
-			// The kernel asks for these through writable opens only, of which there are none.
+			// The kernel sends these only for writable opens, and there are none.
 			served := s.fs.served()
 			handle := s.fs.files.all()[0].handle
 			_, status := served.Write(nil, &fuse.WriteIn{Fh: handle, Size: 1}, []byte("x"))

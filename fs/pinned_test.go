@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What the program below reads: blocks with a number all over.
+// Parameters of the program below. It reads blocks that are filled with their number.
 const (
 	pinnedBlock  = 2048
 	pinnedBlocks = 1024
@@ -28,8 +28,8 @@ const (
 
 func init() { programs["read into a mapping"] = readIntoMapping }
 
-// readIntoMapping is a program: path, file to read, open flags, reads. It maps a page of path and reads blocks of the
-// other file straight into it. It prints how many of its completed reads were gone when it looked.
+// readIntoMapping is a program: path, file to read, open flags, reads. It maps a page of path, and reads blocks of the
+// other file directly into the mapping. It prints how many completed reads it could not find there.
 func readIntoMapping(args []string) error {
 	flags, err := strconv.Atoi(args[2])
 	if err != nil {
@@ -70,10 +70,10 @@ func blockOf(k int) []byte {
 	return bytes.Repeat(binary.NativeEndian.AppendUint64(nil, uint64(k)+1), pinnedBlock/8)
 }
 
-// TestDirectReadsIntoMappings shows what the kernel does to reads with O_DIRECT into a mapping of a FUSE file: it fills
-// pages that it took before the read, and drops them meanwhile if the daemon says so. go-fuse's loopback loses them as
-// a mount of gaiafs does. Buffered reads are not lost, nor is anything where bytes are stored into the kernel's page
-// instead.
+// TestDirectReadsIntoMappings shows what the kernel does to O_DIRECT reads into a mapping of a FUSE file. It fills
+// pages that it pinned before the read, and drops these pages during the read if the daemon says so. go-fuse's loopback
+// loses such reads as gaiafs does. Buffered reads are not lost, and neither is anything if the daemon stores bytes into
+// the kernel's pages instead.
 func TestDirectReadsIntoMappings(t *testing.T) {
 	dir := t.TempDir()
 	var data []byte
@@ -104,7 +104,7 @@ func TestDirectReadsIntoMappings(t *testing.T) {
 	require.NoError(t, err)
 	inode := root.EmbeddedInode().GetChild("file")
 
-	// lost runs the program while notify is called again and again.
+	// lost runs the program while it calls notify repeatedly.
 	lost := func(flags int, notify func(i int)) (n int) {
 		p := program("read into a mapping", path, blocks, strconv.Itoa(flags), "5000")
 		p.Stderr = os.Stderr

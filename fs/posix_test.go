@@ -6,8 +6,8 @@ import (
 	"github.com/hanwen/go-fuse/v2/posixtest"
 )
 
-// lockTest tests that a lock of one descriptor excludes another of the same process, which fcntl locks do not do. It
-// fails on any Linux filesystem.
+// lockTest tests that a lock of one descriptor excludes another descriptor of the same process. fcntl locks do not do
+// that, so the test fails on every Linux filesystem.
 const lockTest = "FcntlFlockLocksFile"
 
 func TestPosix(t *testing.T) {

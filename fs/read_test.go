@@ -13,9 +13,9 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// TestErrorInTheMiddleOfARead has the backing file fail behind its first page, as a bad disk does: it is this process's
-// memory. What the kernel is to cache fails, for a short answer would say that the file ends there; what a program
-// reads directly is short.
+// TestErrorInTheMiddleOfARead makes the backing file fail after its first page, as a bad disk does: the backing file is
+// this process's memory. A read into the kernel's cache fails, because a short answer would mean end of file. A direct
+// read is short.
 func TestErrorInTheMiddleOfARead(t *testing.T) {
 	s := mount(t)
 	require.NoError(t, os.WriteFile(filepath.Join(s.source, "f"), []byte("bytes"), 0600))
@@ -28,7 +28,7 @@ func TestErrorInTheMiddleOfARead(t *testing.T) {
 	of := s.fs.files.all()[0]
 	require.NoError(t, unix.Dup3(int(memory.Fd()), of.fd, unix.O_CLOEXEC))
 
-	// A mapping of two pages of a file that has one.
+	// A mapping of two pages of a file that has only one.
 	short, err := os.Create(filepath.Join(t.TempDir(), "short"))
 	require.NoError(t, err)
 	defer short.Close()

@@ -9,8 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestReadersHaveRun looks at a thread that runs, at one that sleeps, at one that is no more, and at one that is not
-// known.
+// TestReadersHaveRun looks at a running thread, a sleeping one, an ended one and an unknown one.
 func TestReadersHaveRun(t *testing.T) {
 	has := func(thread uint32, rounds int) bool {
 		r := readers{waiting: map[uint32]int64{thread: -1}}
@@ -38,7 +37,7 @@ func TestReadersHaveRun(t *testing.T) {
 	assert.True(t, runnable)
 	r := readers{waiting: map[uint32]int64{self: -1}}
 	require.False(t, r.haveRun(), "it may have been waiting to run all the time")
-	for !r.haveRun() { // the kernel counts on its ticks, or when a thread stops running
+	for !r.haveRun() { // the kernel accounts at its ticks, or when a thread stops running
 		runtime.Gosched()
 	}
 

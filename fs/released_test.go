@@ -17,16 +17,17 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// released is a file of two pages of x, of which a device maps all and has released some bytes of g that are not home.
+// released is a file of two pages of x. A device maps all of it, and has released some bytes of g that are not home
+// yet.
 type released struct {
 	*scene
 	*os.File
 	window
 	at   int64
-	want []byte // what the file has
+	want []byte // the file's expected bytes
 }
 
-// releasedAt makes one, with the bytes at at.
+// releasedAt makes a released with the bytes of g at at.
 func releasedAt(t *testing.T, at int64, change ...func(*Options)) *released {
 	t.Helper()
 	s, cache, n := mountWithDevices(t, 1, change...)
@@ -54,7 +55,7 @@ func (r *released) release(t *testing.T) {
 	require.NotEqual(t, r.want, home, "the bytes are home already, so the test shows nothing")
 }
 
-// agree checks that the file, the device and home have the same bytes in the end.
+// agree checks that the file, the device and home end up with the same bytes.
 func (r *released) agree(t *testing.T) {
 	t.Helper()
 	got, err := os.ReadFile(r.Name())
@@ -70,10 +71,11 @@ func (r *released) agree(t *testing.T) {
 	assert.Equal(t, r.want, got, "home")
 }
 
-// Sync is that of the file.
+// Sync syncs the file.
 func (r *released) Sync() error { return r.File.Sync() }
 
-// TestReadersSeeWhatDevicesReleased reads the same page before and after each release, so that the kernel holds it.
+// TestReadersSeeWhatDevicesReleased reads the same page before and after each release, so that the kernel has it
+// cached.
 func TestReadersSeeWhatDevicesReleased(t *testing.T) {
 	for name, change := range map[string]func(*Options){"write-through": func(*Options) {}, "write-back": writeBack} {
 		t.Run(name, func(t *testing.T) {
@@ -135,8 +137,8 @@ func TestTruncationAtOpenReachesDevices(t *testing.T) {
 	r.agree(t)
 }
 
-// TestCutPagesReachDevices cuts the file inside a page: what is behind the end is zero on the device, and stays so when
-// the file grows again.
+// TestCutPagesReachDevices cuts the file inside a page. Behind the new end, the device has zeros, and still has them
+// when the file grows again.
 func TestCutPagesReachDevices(t *testing.T) {
 	r := releasedAt(t, 100)
 	require.NoError(t, r.Truncate(101))
@@ -169,7 +171,7 @@ func TestZeroedRangesReachDevices(t *testing.T) {
 	}
 }
 
-// unmapped mounts with a device. A program has stored a byte into the page of a file at path, and has unmapped it.
+// unmapped mounts with a device. A program has stored a byte into a page of the file at path, and has unmapped it.
 func unmapped(t *testing.T) (s *scene, cache *pagecache.Cache, n *notary, path string) {
 	t.Helper()
 	s, cache, n = mountWithDevices(t, 1)
@@ -194,7 +196,7 @@ func TestUnmappingReleases(t *testing.T) {
 // TestEvictedBytesComeHome fills the device with another file.
 func TestEvictedBytesComeHome(t *testing.T) {
 	s, cache, n, path := unmapped(t)
-	const all = 64 << 20 // what the device has
+	const all = 64 << 20 // the device's memory
 	big, err := os.Create(filepath.Join(s.mnt, "big"))
 	require.NoError(t, err)
 	defer big.Close()
@@ -229,7 +231,7 @@ func TestDirectReadsSeeWhatDevicesReleased(t *testing.T) {
 	r.agree(t)
 }
 
-// hookedKernel calls hook before it is told to drop pages.
+// hookedKernel calls hook before it drops pages.
 type hookedKernel struct {
 	notifier
 	hook func()
@@ -242,11 +244,12 @@ func (k *hookedKernel) InodeNotify(node uint64, off, n int64) fuse.Status {
 	return k.notifier.InodeNotify(node, off, n)
 }
 
-// TestDirectReadBesideADirtyPage has a direct read come while a release waits for the kernel to bring a page home. The
-// page may still arrive, with old bytes in the place of those that were released: they must not be home before.
+// TestDirectReadBesideADirtyPage makes a direct read come while a release waits for the kernel to write a page home.
+// That page may still arrive, with old bytes in place of the released ones. So the released bytes must not be home
+// before it.
 func TestDirectReadBesideADirtyPage(t *testing.T) {
 	r := releasedAt(t, 100)
-	_, err := os.ReadFile(r.Name()) // so that the kernel has something to drop
+	_, err := os.ReadFile(r.Name()) // gives the kernel a page to drop
 	require.NoError(t, err)
 	r.store(t, 200, []byte("h"))
 	copy(r.want[200:], "h")
@@ -268,7 +271,7 @@ func TestDirectReadBesideADirtyPage(t *testing.T) {
 	r.agree(t)
 }
 
-// TestReadersOfMuchThatWasReleased reads it in several places at once, release by release.
+// TestReadersOfMuchThatWasReleased reads large releases in several places at once, one release after the other.
 func TestReadersOfMuchThatWasReleased(t *testing.T) {
 	const size = 2 << 20
 	s, cache, n := mountWithDevices(t, 1)

@@ -19,7 +19,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// noKernel is told to drop pages that nobody has.
+// noKernel is a kernel without pages.
 type noKernel struct{}
 
 func (noKernel) InodeNotify(uint64, int64, int64) fuse.Status { return fuse.OK }
@@ -27,8 +27,8 @@ func (noKernel) InodeNotify(uint64, int64, int64) fuse.Status { return fuse.OK }
 func (noKernel) InodeNotifyStoreCache(uint64, int64, []byte) fuse.Status { return fuse.OK }
 func (noKernel) EntryNotify(uint64, string) fuse.Status                  { return fuse.OK }
 
-// FuzzRequests sends requests with any offset and length for a file that a device holds, as a kernel could. Afterwards
-// a read gives what home has, and what the device released is part of it.
+// FuzzRequests sends requests with any offset and length for a file that a device holds. Afterwards a read returns
+// home's bytes, and these include the bytes that the device released.
 func FuzzRequests(f *testing.F) {
 	const size = 4*page.Size + 5
 	edges := []uint64{0, 1, page.Size, size, 1 << 51, math.MaxInt64 - page.Size, math.MaxInt64, 1 << 63, math.MaxUint64}
@@ -121,7 +121,7 @@ func FuzzRequests(f *testing.F) {
 	})
 }
 
-// storeIn stores b in an extent, as the program of an emulated device does.
+// storeIn stores b into an extent, as a program on an emulated device does.
 func storeIn(extent *os.File, b []byte, at int64) error {
 	memory, err := unix.Mmap(int(extent.Fd()), 0, int(at)+len(b), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
@@ -131,8 +131,8 @@ func storeIn(extent *os.File, b []byte, at int64) error {
 	return unix.Munmap(memory)
 }
 
-// TestNobodyWaitsForAnOpenThatCloses: whoever tells the kernel of a new size uses an open for as long as that takes, so
-// that it cannot be closed. Others find it closed meanwhile: one of them may hold what the kernel's answer waits for.
+// TestNobodyWaitsForAnOpenThatCloses: while the kernel is told a new size, an open is in use and cannot be closed.
+// Others find it closed already and do not wait: they may hold what the kernel needs for its answer.
 func TestNobodyWaitsForAnOpenThatCloses(t *testing.T) {
 	of := &openFile{}
 	require.True(t, of.use())

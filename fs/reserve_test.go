@@ -19,13 +19,13 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// smallDisk mounts a new ext4 of 64 MiB, a fifth of which is reserved for root, and returns where.
+// smallDisk mounts a new ext4 of 64 MiB, a fifth of which is reserved for root, and returns its path.
 func smallDisk(t *testing.T, options ...string) string {
 	t.Helper()
 	return newDisk(t, 64<<20, []string{"mkfs.ext4", "-q", "-b", "4096", "-m", "20"}, options...)
 }
 
-// newDisk mounts a new filesystem of so many bytes, in a file, and returns where.
+// newDisk makes a filesystem of size bytes in a file, mounts it and returns its path.
 func newDisk(t *testing.T, size int64, mkfs []string, options ...string) string {
 	t.Helper()
 	requireRoot(t)
@@ -41,15 +41,16 @@ func newDisk(t *testing.T, size int64, mkfs []string, options ...string) string 
 	run(t, exec.Command(mkfs[0], append(mkfs[1:], image)...))
 	args := append([]string{"-o", "loop"}, options...)
 	if out, err := exec.Command("mount", append(args, image, disk)...).CombinedOutput(); err != nil {
-		t.Skipf("%s and loop devices are not to be had: %s", mkfs[0], out)
+		t.Skipf("%s or loop devices are not available: %s", mkfs[0], out)
 	}
 	t.Cleanup(func() { run(t, exec.Command("umount", disk)) })
 	require.NoError(t, os.Chmod(disk, 0777))
 	return disk
 }
 
-// diskWithQuota mounts a new btrfs, and returns a subvolume with a quota. Where this process may say so, a process with
-// CAP_SYS_RESOURCE may exceed it, as it may exceed users' quotas on other filesystems; otherwise nobody may.
+// diskWithQuota mounts a new btrfs, and returns a subvolume with a quota. If this process can arrange it, processes
+// with CAP_SYS_RESOURCE may exceed the quota, as they may exceed users' quotas on other filesystems. Otherwise no
+// process may.
 func diskWithQuota(t *testing.T) string {
 	t.Helper()
 	requireTool(t, "btrfs")
@@ -70,16 +71,16 @@ func diskWithQuota(t *testing.T) string {
 	return limited
 }
 
-// on has a scene show source.
+// on makes a scene show source.
 func on(source string) func(*Options) { return func(o *Options) { o.Source = source } }
 
-// fillUp leaves ordinary users no block of the disk.
+// fillUp leaves no block of the disk to ordinary users.
 func fillUp(t *testing.T, disk string) {
 	t.Helper()
 	run(t, user(program("fill up", filepath.Join(disk, "ballast")), alice, aliceOwn))
 }
 
-// requireReserve checks that what is free is for root.
+// requireReserve checks that the free blocks are reserved for root.
 func requireReserve(t *testing.T, disk string) {
 	t.Helper()
 	var st unix.Statfs_t
@@ -89,7 +90,7 @@ func requireReserve(t *testing.T, disk string) {
 }
 
 func init() {
-	// fill up writes a file until the disk is full.
+	// "fill up" writes a file until the disk is full.
 	programs["fill up"] = func(args []string) error {
 		f, err := os.Create(args[0])
 		if err != nil {
@@ -109,7 +110,7 @@ func init() {
 		}
 		return nil
 	}
-	// take tries to take some of the disk in a way, and says what came of it.
+	// "take" tries to take space of the disk in the given way, and prints the result.
 	programs["take"] = func(args []string) error {
 		err := take(args[0], args[1])
 		fmt.Print(err != nil && isFull(err))
@@ -125,7 +126,7 @@ func isFull(err error) bool {
 	return err == nil || errno == syscall.ENOSPC || errno == syscall.EDQUOT
 }
 
-// take takes some of the disk.
+// take takes space of the disk in one of several ways.
 func take(way, path string) error {
 	const size = 256 << 10
 	switch way {
@@ -145,7 +146,7 @@ func take(way, path string) error {
 		return nil
 	case "attributes":
 		value := make([]byte, 3000)
-		rand.Read(value) // ext4 keeps equal attributes of several files once
+		rand.Read(value) // ext4 shares equal attributes of several files
 		return unix.Setxattr(path, "user.big", value, 0)
 	}
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
@@ -183,18 +184,18 @@ func take(way, path string) error {
 	return err
 }
 
-// TestBlocksForRootAreForRoot fills a disk but for the blocks that it keeps for root. Ordinary users get none of them
-// through the mount, root does, as on the disk itself.
+// TestBlocksForRootAreForRoot fills a disk up to the blocks reserved for root. Through the mount, ordinary users get
+// none of these, and root does, as on the disk itself.
 func TestBlocksForRootAreForRoot(t *testing.T) {
 	disk := smallDisk(t)
 	asOnTheDisk(t, disk, func() { requireReserve(t, disk) })
 }
 
-// TestQuotasHold: nobody gets more through the mount than the quota of the disk gives him there.
+// TestQuotasHold: no user gets more space through the mount than the disk's quota allows.
 func TestQuotasHold(t *testing.T) { asOnTheDisk(t, diskWithQuota(t), func() {}) }
 
-// asOnTheDisk fills a disk up. In all ways and modes ordinary users get no more of it, and root what it gets without a
-// mount.
+// asOnTheDisk fills a disk up. In all modes, and in all ways of taking space, ordinary users then get no more of it,
+// and root gets what it gets without a mount.
 func asOnTheDisk(t *testing.T, disk string, filled func()) {
 	files := filepath.Join(disk, "dir")
 	require.NoError(t, os.Mkdir(files, 0777))
@@ -216,7 +217,7 @@ func asOnTheDisk(t *testing.T, disk string, filled func()) {
 	}
 	fillUp(t, disk)
 	filled()
-	full := make(map[string]string) // what each is told on the disk itself
+	full := make(map[string]string) // the result of each way on the disk itself
 	byBoth := func(way, dir string, tell func(uid int, said string)) {
 		for _, uid := range []int{alice, 0} {
 			take := program("take", way, filepath.Join(dir, strconv.Itoa(uid)))
@@ -245,7 +246,7 @@ func asOnTheDisk(t *testing.T, disk string, filled func()) {
 			}
 			for _, way := range ways {
 				if mode == "passthrough" && way == "mmap" {
-					continue // a fault in a mapping of the disk's own, SIGBUS
+					continue // a fault in a mapping of the disk's own file: SIGBUS
 				}
 				path := filepath.Join(s.mnt, "dir", mode+way)
 				byBoth(way, path, func(uid int, said string) {
@@ -256,12 +257,13 @@ func asOnTheDisk(t *testing.T, disk string, filled func()) {
 	}
 }
 
-// TestBlocksForRootAreNotForDevices: what an ordinary user's program released is brought home with her rights.
+// TestBlocksForRootAreNotForDevices: bytes that an ordinary user's program released go home with that user's right to
+// space.
 func TestBlocksForRootAreNotForDevices(t *testing.T) {
 	devicesTakeAsTheirUsers(t, smallDisk(t), syscall.ENOSPC)
 }
 
-// TestQuotasHoldForDevices is the same of a quota.
+// TestQuotasHoldForDevices does the same with a quota.
 func TestQuotasHoldForDevices(t *testing.T) {
 	devicesTakeAsTheirUsers(t, diskWithQuota(t), syscall.EDQUOT)
 }
@@ -288,7 +290,7 @@ func devicesTakeAsTheirUsers(t *testing.T, disk string, full syscall.Errno) {
 			return err
 		}))
 		w := mapOn(t, cache, n, f, 0, 1<<20)
-		w.store(t, 0, make([]byte, 1)) // nothing
+		w.store(t, 0, make([]byte, 1)) // stores zeros over zeros
 		for i := int64(0); i < 1<<20; i += page.Size {
 			w.store(t, i, []byte{1})
 		}
@@ -306,7 +308,7 @@ func devicesTakeAsTheirUsers(t *testing.T, disk string, full syscall.Errno) {
 	}
 }
 
-// BenchmarkRightToSpace is what a small write takes with the rights of the daemon and of another user.
+// BenchmarkRightToSpace measures a small write with the daemon's right to space and with another user's.
 func BenchmarkRightToSpace(b *testing.B) {
 	requireRoot(b)
 	c, err := newCreator()

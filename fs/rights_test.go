@@ -13,8 +13,8 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// TestRightsTakenAway: whoever maps a file after rights to it were taken away, through the mount or in SOURCE, gets
-// other memory than those who had it before.
+// TestRightsTakenAway: rights to a file are taken away, through the mount or in SOURCE. A client that maps the file
+// after that gets other memory than earlier clients.
 func TestRightsTakenAway(t *testing.T) {
 	requireRoot(t)
 	testdevice.Emulated(t, "the numbers are those of extents of 2 MiB")

@@ -82,8 +82,8 @@ func TestOpenWriteOnly(t *testing.T) {
 	})
 }
 
-// A fault on a mapped page blocks a thread without the runtime knowing, so mappings are for other processes only: with
-// one processor, the daemon in this one would never come to serve the fault.
+// A fault on a mapped page blocks a thread without the runtime's knowledge. So only other processes use mappings: with
+// one processor, the daemon in this process could never serve the fault.
 func init() {
 	programs["map"] = func(args []string) error {
 		flags, err := strconv.Atoi(args[1])
@@ -195,7 +195,7 @@ func TestRenameFlags(t *testing.T) {
 	got, err = os.ReadFile(b)
 	require.NoError(t, err)
 	assert.Equal(t, "a", string(got))
-	// A file for a directory, which is then found under its new name without a new lookup.
+	// A file in exchange for a directory. The directory is then found under its new name without a new lookup.
 	require.NoError(t, unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, filepath.Join(s.mnt, "d/sub"),
 		unix.RENAME_EXCHANGE))
 	require.NoError(t, os.WriteFile(filepath.Join(a, "inside"), nil, 0600))
@@ -294,7 +294,7 @@ func TestNamesAndPathsAtTheirLimits(t *testing.T) {
 	require.NoError(t, err)
 	assert.ErrorIs(t, os.WriteFile(filepath.Join(s.mnt, longest+"n"), nil, 0600), syscall.ENAMETOOLONG)
 
-	// 40 times 255 bytes is far beyond PATH_MAX.
+	// 40 names of 255 bytes are far more than PATH_MAX.
 	dir, err := unix.Open(s.mnt, unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	require.NoError(t, err)
 	deep := strings.Repeat("d", 255)
@@ -354,7 +354,7 @@ func TestExecute(t *testing.T) {
 	s := mount(t)
 	sh(t, s.mnt, "cp /bin/true program; chmod 755 program; ./program; printf '#!/bin/sh\\necho run\\n' > script; chmod +x script")
 	assert.Equal(t, "run\n", sh(t, s.mnt, "./script"))
-	// A program that runs cannot be written, as anywhere.
+	// A running program cannot be written.
 	assert.Equal(t, "busy\n", sh(t, s.mnt,
 		"cp /bin/sleep sleep; ./sleep 60 & p=$!; while [ \"$(readlink /proc/$p/exe)\" != \"$PWD/sleep\" ]; do :; done; "+
 			"(: >> sleep) 2>/dev/null || echo busy; kill $p; wait $p || :"))

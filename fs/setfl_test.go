@@ -15,11 +15,11 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// flagged is the file of a program that changes the flags of its open, and what the program knows to be in it.
+// flagged is the file of a program that changes the flags of its open. want is its expected content.
 type flagged struct {
 	f    *os.File
-	m    []byte   // a mapping of f, of the first page
-	side *os.File // an open without flags, nil for none
+	m    []byte   // a mapping of the first page of f
+	side *os.File // an open without flags, or nil
 	want []byte
 }
 
@@ -32,7 +32,7 @@ func (p *flagged) flags(set, clear int) error {
 	return err
 }
 
-// pwrite writes at off, and at is where that has to go.
+// pwrite writes b at off. The bytes must arrive at at.
 func (p *flagged) pwrite(b []byte, off, at int) error {
 	if n, err := unix.Pwrite(int(p.f.Fd()), b, int64(off)); n != len(b) || err != nil {
 		return fmt.Errorf("pwrite of %d bytes at %d: %d, %w", len(b), off, n, err)
@@ -42,14 +42,14 @@ func (p *flagged) pwrite(b []byte, off, at int) error {
 	return p.check(fmt.Sprintf("%d bytes were written at %d", len(b), off))
 }
 
-// store stores through the mapping.
+// store stores b through the mapping.
 func (p *flagged) store(b []byte, at int) error {
 	copy(p.m[at:], b)
 	copy(p.want[at:], b)
 	return p.check("a store")
 }
 
-// check looks at the file from all sides.
+// check compares the file with want through the mapping and all opens.
 func (p *flagged) check(after string) error {
 	if !bytes.Equal(p.m, p.want[:page.Size]) {
 		return fmt.Errorf("after %s, the mapping begins with %q, not %q", after, p.m[:20], p.want[:20])
@@ -71,7 +71,7 @@ func (p *flagged) check(after string) error {
 	return nil
 }
 
-// aligned returns n bytes that begin at a page.
+// aligned returns n bytes at a page-aligned address.
 func aligned(n int) []byte {
 	b := make([]byte, n+page.Size)
 	skip := -uintptr(unsafe.Pointer(&b[0])) % page.Size
@@ -79,8 +79,8 @@ func aligned(n int) []byte {
 }
 
 func init() {
-	// Opens the file args[0] with a flag or sets it then, and takes it back; args[1] says whether another open is there
-	// all the time.
+	// "set flags" opens the file args[0] with a flag, or sets the flag later, and clears it again. args[1] says whether
+	// another open exists all the time.
 	programs["set flags"] = func(args []string) error {
 		for i, flag := range []int{unix.O_APPEND, unix.O_DIRECT, unix.O_APPEND, unix.O_DIRECT} {
 			with, then := flag, 0
@@ -147,7 +147,7 @@ func init() {
 	}
 }
 
-// TestFlagsOfAnOpenChange has a program set and clear O_APPEND and O_DIRECT of its open, write, read and map.
+// TestFlagsOfAnOpenChange makes a program set and clear O_APPEND and O_DIRECT of its open, and write, read and map.
 func TestFlagsOfAnOpenChange(t *testing.T) {
 	everyMode(t, func(t *testing.T, s *scene) {
 		for _, how := range []string{"alone", "beside"} {
@@ -158,7 +158,8 @@ func TestFlagsOfAnOpenChange(t *testing.T) {
 	})
 }
 
-// TestSynchronousOpensReachTheDisk: whoever carries a write out makes it durable, if the open or the write says so.
+// TestSynchronousOpensReachTheDisk: a write is durable if the open or the write asks for it, whether the daemon or the
+// kernel carries it out.
 func TestSynchronousOpensReachTheDisk(t *testing.T) {
 	everyMode(t, func(t *testing.T, s *scene) {
 		for i, flags := range []int{0, unix.O_SYNC, unix.O_DSYNC, unix.O_APPEND, unix.O_APPEND | unix.O_SYNC,
@@ -169,7 +170,7 @@ func TestSynchronousOpensReachTheDisk(t *testing.T) {
 			require.NoError(t, err)
 			defer f.Close()
 			with := 0
-			if flags&unix.O_DSYNC == 0 { // which O_SYNC has in it
+			if flags&unix.O_DSYNC == 0 { // O_SYNC contains it
 				with = unix.RWF_DSYNC
 			}
 			_, err = unix.Pwritev2(int(f.Fd()), [][]byte{aligned(page.Size)}, 0, with)
@@ -187,8 +188,8 @@ func TestSynchronousOpensReachTheDisk(t *testing.T) {
 	})
 }
 
-// TestDirectOpenWhereThereIsNone: the filesystem of SOURCE refuses O_DIRECT. The daemon can serve such an open, unless
-// the kernel serves the file already.
+// TestDirectOpenWhereThereIsNone: SOURCE's filesystem refuses O_DIRECT. The daemon can serve such an open, unless the
+// file already passes through.
 func TestDirectOpenWhereThereIsNone(t *testing.T) {
 	requireRoot(t)
 	s := mountThrough(t, func(o *Options) {

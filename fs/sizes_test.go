@@ -64,7 +64,7 @@ func TestSparseFilesAfterADeviceWroteIntoAHole(t *testing.T) {
 	})
 }
 
-// sourceOn makes SOURCE a directory of a new filesystem of the type and size.
+// sourceOn puts SOURCE on a new filesystem of the given type and size.
 func sourceOn(t *testing.T, kind string, size int64) func(*Options) {
 	t.Helper()
 	requireRoot(t)
@@ -91,7 +91,7 @@ func sourceOn(t *testing.T, kind string, size int64) func(*Options) {
 	return func(o *Options) { o.Source = source }
 }
 
-// TestFilesOfTheLargestSize has a device and programs use the last bytes that a file can have.
+// TestFilesOfTheLargestSize makes a device and programs use the last bytes that a file can have.
 func TestFilesOfTheLargestSize(t *testing.T) {
 	for _, kind := range []struct {
 		name string
@@ -112,11 +112,11 @@ func useLargest(t *testing.T, s *scene, cache *pagecache.Cache, n *notary, size 
 	fd := int(f.Fd())
 	require.NoError(t, f.Truncate(size))
 	last := (size - 1) &^ (page.Size - 1) // the last page
-	punch := math.MaxInt64 - last         // to the end of what the filesystem takes
+	punch := math.MaxInt64 - last         // to the largest offset that the filesystem accepts
 	require.NoError(t, ioctl(f, IoctlGrant, make([]byte, GrantSize)))
 	if _, err := cache.Map(t.Context(), n.last(), pagecache.MapRequest{Off: last,
 		Len: size - last}); size == math.MaxInt64 {
-		// An extent that ends at 2^63 is nothing that programs can count in.
+		// The end of such an extent, 2^63, does not fit into an offset.
 		assert.ErrorIs(t, err, unix.EOVERFLOW)
 		last -= 2 << 20
 		size = last + page.Size - 1
@@ -155,7 +155,7 @@ func useLargest(t *testing.T, s *scene, cache *pagecache.Cache, n *notary, size 
 	assert.Equal(t, "CPUGPU", w.loadAt(t, size-6, 6))
 	assert.Equal(t, "more", w.loadAt(t, off+page.Size, 4))
 
-	// What does not fit into a file is cut, or refused by the kernel.
+	// Bytes that do not fit into a file are cut off, or refused by the kernel.
 	w.store(t, size-1, []byte("!"))
 	w.release(t, length)
 	assert.NoError(t, unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, last, punch))
@@ -167,7 +167,7 @@ func useLargest(t *testing.T, s *scene, cache *pagecache.Cache, n *notary, size 
 	assert.NoError(t, unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, last+punch))
 	assert.Equal(t, "\x00\x00\x00\x00\x00", read(off, 5))
 
-	// The source of a copy is collected, and so is what a copy overwrites in part.
+	// The source of a copy is collected, and so are pages that a copy overwrites in part.
 	w.store(t, size-3, []byte("abc"))
 	w.release(t, length)
 	from, to := size-3, int64(0)
@@ -182,7 +182,7 @@ func useLargest(t *testing.T, s *scene, cache *pagecache.Cache, n *notary, size 
 		assert.Equal(t, "aab", read(size-3, 3))
 	}
 
-	// Cut and grow over all of it, with the device holding pages at the far end.
+	// Cut and grow the whole file, while the device holds pages at the far end.
 	w.store(t, size-1, []byte("x"))
 	require.NoError(t, f.Truncate(5))
 	require.NoError(t, f.Truncate(size))
@@ -197,9 +197,9 @@ func useLargest(t *testing.T, s *scene, cache *pagecache.Cache, n *notary, size 
 	require.NoError(t, f.Sync())
 }
 
-// TestPagesSentBeforeTheFileWasCut: the kernel sends pages that a program mapped, and somebody opens the file with
-// O_TRUNC before they are written. They do not bring back what was cut off. A kernel that caches writes waits for them
-// before, and knows of a longer file than home is.
+// TestPagesSentBeforeTheFileWasCut: the kernel sends pages of a mapping, and a program opens the file with O_TRUNC
+// before they are written. They must not bring back what was cut off. A kernel that caches writes waits for them first,
+// and knows a longer file than home.
 func TestPagesSentBeforeTheFileWasCut(t *testing.T) {
 	everyMode(t, func(t *testing.T, s *scene) {
 		path := filepath.Join(s.mnt, "cut")

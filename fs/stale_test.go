@@ -20,9 +20,9 @@ import (
 
 var staleOperations = flag.Int("stale-operations", 100_000, "operations of the test for stale readers")
 
-// The file of this test has slots, several to a page. A process locks a slot, reads it, writes the next number all over
-// it and reads it back. What every slot must hold is in memory that the processes share outside of the mount. Behind
-// each slot there is a gap that devices write to.
+// The test's file has slots, several to a page. A process locks a slot, reads it, fills it with the next number and
+// reads it back. The expected numbers are in memory that the processes share outside of the mount. Behind each slot
+// there is a gap that devices write to.
 const (
 	slotSize   = 1008
 	slotStride = 1024
@@ -101,7 +101,7 @@ func readAndWriteSlots(path, expected string, operations int, rng *rand.Rand) (s
 	return stale, nil
 }
 
-// makeSlots makes the file, or one with fresh slots.
+// makeSlots makes the file with empty slots.
 func makeSlots(t *testing.T, s *scene) (path string) {
 	t.Helper()
 	path = filepath.Join(s.mnt, "slots")
@@ -109,7 +109,7 @@ func makeSlots(t *testing.T, s *scene) (path string) {
 	return path
 }
 
-// staleReads drops the kernel's pages again and again while processes use the slots.
+// staleReads drops the kernel's pages repeatedly while processes use the slots. It returns the number of stale reads.
 func staleReads(t *testing.T, s *scene, operations int, seed uint64) int {
 	t.Helper()
 	path := makeSlots(t, s)
@@ -119,7 +119,8 @@ func staleReads(t *testing.T, s *scene, operations int, seed uint64) int {
 	return staleReadsDuring(t, s, path, operations, seed, func() { assert.NoError(t, pages.Invalidate(0, -1)) })
 }
 
-// staleReadsDuring runs the programs while drops run once a millisecond, and counts the reads that got old bytes.
+// staleReadsDuring runs the programs and calls drops every millisecond. It returns the number of reads that got old
+// bytes.
 func staleReadsDuring(t *testing.T, s *scene, path string, operations int, seed uint64, drops ...func()) int {
 	t.Helper()
 	const processes = 4
@@ -177,7 +178,7 @@ func TestNoStaleReads(t *testing.T) {
 	})
 }
 
-// TestStaleReadsWithoutCure shows that the test above can fail.
+// TestStaleReadsWithoutCure shows that TestNoStaleReads can fail.
 func TestStaleReadsWithoutCure(t *testing.T) {
 	s := mount(t, func(o *Options) { o.withoutCure = true })
 	for round := range uint64(20) {

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mountTmpfs mounts one on a new directory.
+// mountTmpfs mounts a tmpfs on a new directory.
 func mountTmpfs(t *testing.T, dir string, flags uintptr) {
 	t.Helper()
 	require.NoError(t, os.MkdirAll(dir, 0755))
@@ -18,7 +18,7 @@ func mountTmpfs(t *testing.T, dir string, flags uintptr) {
 	t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
 }
 
-// plant makes what flags of a mount forbid: a program with both set-id bits, one with capabilities, a device, and a
+// plant makes what mount flags can forbid: a program with both set-id bits, one with capabilities, a device, and a
 // symbolic link.
 func plant(t *testing.T, dir string) {
 	t.Helper()
@@ -27,7 +27,7 @@ func plant(t *testing.T, dir string) {
 	require.NoError(t, unix.Setxattr(filepath.Join(dir, "capable"), "security.capability", caps, 0))
 }
 
-// can says what alice can do with what plant made.
+// can returns what alice can do with the files that plant made.
 func can(dir string) (things []string) {
 	for _, thing := range []struct{ name, script string }{
 		{"become root", `test "$(./id -u)" = 0`},
@@ -42,8 +42,8 @@ func can(dir string) (things []string) {
 	return things
 }
 
-// TestFlagsOfTheSourceHold has mounts with every flag for SOURCE, for a directory below it, and for one that is mounted
-// while ours is there, and compares what a user can do there with what she can do in SOURCE.
+// TestFlagsOfTheSourceHold mounts SOURCE with each flag, a directory below SOURCE with each flag, and one that appears
+// while our mount exists. It compares what a user can do on our mount with what she can do in SOURCE.
 func TestFlagsOfTheSourceHold(t *testing.T) {
 	requireRoot(t)
 	for name, flags := range map[string]uintptr{
@@ -77,7 +77,7 @@ func TestFlagsOfTheSourceHold(t *testing.T) {
 			for _, sub := range []string{before, after} {
 				want := can(sub)
 				if flags&unix.MS_NOSYMFOLLOW != 0 {
-					want = append(want, "follow a link") // docs/security.md says so
+					want = append(want, "follow a link") // as docs/security.md says
 				}
 				shown := filepath.Join(s.mnt, filepath.Base(sub))
 				assert.Equal(t, want, can(shown), sub)
@@ -89,7 +89,7 @@ func TestFlagsOfTheSourceHold(t *testing.T) {
 					assert.NoError(t, err)
 				}
 
-				// What is not shown stays.
+				// What is hidden stays.
 				require.NoError(t, os.Chmod(filepath.Join(shown, "id"), 0644))
 				var st unix.Stat_t
 				require.NoError(t, unix.Stat(filepath.Join(sub, "id"), &st))
@@ -104,7 +104,7 @@ func TestFlagsOfTheSourceHold(t *testing.T) {
 				require.NoError(t, unix.Stat(filepath.Join(shown, "sub"), &st))
 				assert.EqualValues(t, unix.S_IFDIR|02755, st.Mode, "set-gid directories are about new files")
 			}
-			// A flag that comes later holds for what is looked up again.
+			// A flag that is set later applies to names that are looked up again.
 			if flags != 0 {
 				return
 			}

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestRequestsAreCounted by kind, with what they took.
+// TestRequestsAreCounted checks that requests are counted by kind, with their durations.
 func TestRequestsAreCounted(t *testing.T) {
 	s := mount(t)
 	path := filepath.Join(s.mnt, "f")

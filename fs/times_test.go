@@ -16,7 +16,8 @@ import (
 // clockStep is how far the times of files may lag behind the clock.
 const clockStep = 20 * time.Millisecond
 
-// TestReleaseIsTheMomentOfModification follows a file's mtime through releases, collects, and what programs do between.
+// TestReleaseIsTheMomentOfModification follows a file's mtime through releases, collects, and programs' changes in
+// between.
 func TestReleaseIsTheMomentOfModification(t *testing.T) {
 	bothModesWithDevices(t, func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary) {
 		const size = 64 << 10
@@ -78,7 +79,7 @@ func TestReleaseIsTheMomentOfModification(t *testing.T) {
 
 		at = release("six")
 		b := make([]byte, 3)
-		_, err = f.ReadAt(b, 5000) // collects
+		_, err = f.ReadAt(b, 5000) // makes the daemon collect
 		require.NoError(t, err)
 		require.Equal(t, "six", string(b))
 		assert.True(t, at.Equal(mtime()), "reading modifies nothing")
@@ -94,7 +95,7 @@ func TestReleaseIsTheMomentOfModification(t *testing.T) {
 		assert.True(t, mtime().After(before))
 		assert.True(t, homes().After(before))
 
-		// What make asks.
+		// The comparisons that make does.
 		sh(t, s.mnt, "touch -d '1 hour ago' f; touch -d '1 minute ago' made")
 		release("new")
 		sh(t, s.mnt, "test f -nt made")
@@ -103,7 +104,7 @@ func TestReleaseIsTheMomentOfModification(t *testing.T) {
 	})
 }
 
-// TestReleaseMovesTheTimeOfAFileWithoutName is about an open file that was removed.
+// TestReleaseMovesTheTimeOfAFileWithoutName does this with an open file that was removed.
 func TestReleaseMovesTheTimeOfAFileWithoutName(t *testing.T) {
 	bothModesWithDevices(t, func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary) {
 		f, err := os.OpenFile(filepath.Join(s.mnt, "f"), os.O_CREATE|os.O_RDWR, 0644)
@@ -125,8 +126,8 @@ func TestReleaseMovesTheTimeOfAFileWithoutName(t *testing.T) {
 	})
 }
 
-// TestTimesOfATruncationToTheSameSize: on XFS truncate(2) to the size that a file has leaves its times, and
-// ftruncate(2) does not.
+// TestTimesOfATruncationToTheSameSize: on XFS, truncate(2) to a file's current size leaves its times, and ftruncate(2)
+// does not.
 func TestTimesOfATruncationToTheSameSize(t *testing.T) {
 	s := mount(t, sourceOn(t, "xfs", 512<<20))
 	path := filepath.Join(s.mnt, "f")

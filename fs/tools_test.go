@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// count adds 1 to a number in a file, over and over, under a lock.
+// countUnderLock adds 1 to the number in a file, repeatedly, under a lock.
 func countUnderLock(path, kind string, times int) error {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
@@ -148,7 +148,7 @@ func TestErrorsOfTheBackingReachThePrograms(t *testing.T) {
 		stop := inject(t, "pwrite64:error=EIO", filepath.Join(s.source, "f"))
 		_, err = f.WriteAt([]byte("lost"), 0)
 		if err == nil {
-			err = f.Sync() // writes that are collected fail when they are written back
+			err = f.Sync() // cached writes fail when they are written back
 		}
 		assert.ErrorIs(t, err, unix.EIO)
 		stop()
@@ -161,8 +161,7 @@ func TestErrorsOfTheBackingReachThePrograms(t *testing.T) {
 	})
 }
 
-// inject makes system calls of this process, which is the daemon, fail on a file, until the function that it returns is
-// called.
+// inject makes system calls of this process, which is the daemon, fail on a file until stop is called.
 func inject(t *testing.T, what, path string) (stop func()) {
 	t.Helper()
 	call, _, _ := strings.Cut(what, ":")
@@ -182,7 +181,7 @@ func inject(t *testing.T, what, path string) (stop func()) {
 	return stop
 }
 
-// tracedBy returns the process that traces every thread of this one, or 0.
+// tracedBy returns the process that traces all threads of this process, or 0.
 func tracedBy(t *testing.T) int {
 	t.Helper()
 	tasks, err := filepath.Glob("/proc/self/task/*/status")

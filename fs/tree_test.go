@@ -13,7 +13,7 @@ import (
 
 func watchAll(o *Options) { o.Events = EventsAll }
 
-// mountWatched mounts with everything watched.
+// mountWatched mounts with events of the whole tree.
 func mountWatched(t *testing.T, change ...func(*Options)) *scene {
 	t.Helper()
 	requireRoot(t)
@@ -25,7 +25,7 @@ func mountWatched(t *testing.T, change ...func(*Options)) *scene {
 	return s
 }
 
-// asked returns how many requests of some kinds the kernel has made.
+// asked returns the number of requests of some kinds.
 func (s *scene) asked(kinds ...requestKind) (n int64) {
 	for _, k := range kinds {
 		n += s.fs.times[k].Snapshot().Count
@@ -33,8 +33,8 @@ func (s *scene) asked(kinds ...requestKind) (n int64) {
 	return n
 }
 
-// stays looks at a file on the mount until the daemon gets no request for it any more, and then for longer than the
-// kernel keeps names and attributes elsewhere: what still comes would be asked for all the time.
+// stays looks at a file on the mount until the daemon gets no more requests for it, and then for longer than a kernel
+// keeps names and attributes on other mounts. If that failed, the kernel would ask all the time.
 func (s *scene) stays(t *testing.T, name string) {
 	t.Helper()
 	look := func() int64 {
@@ -47,16 +47,16 @@ func (s *scene) stays(t *testing.T, name string) {
 		last := before
 		before = look()
 		return last == before
-	}, eventually, againAfter+defaultTimeout/2, "the kernel keeps nothing of %s", name)
+	}, eventually, againAfter+defaultTimeout/2, "the kernel does not cache %s", name)
 }
 
-// TestWatchedMountKeepsNames: the kernel does not ask again for what nobody changed.
+// TestWatchedMountKeepsNames: the kernel does not ask again for unchanged names.
 func TestWatchedMountKeepsNames(t *testing.T) {
 	s := mountWatched(t, withFiles(t, map[string]string{"dir/a": "first"}))
 	s.stays(t, "dir/a")
 }
 
-// TestWatchedMountSeesChangesInSource: what others change in SOURCE shows long before the kernel would ask.
+// TestWatchedMountSeesChangesInSource: changes in SOURCE show long before the kernel would ask.
 func TestWatchedMountSeesChangesInSource(t *testing.T) {
 	s := mountWatched(t, withFiles(t, map[string]string{"a": "first", "gone": "x", "dir/b": "b"}))
 	s.shows(t, "a", "first")
@@ -85,7 +85,7 @@ func TestWatchedMountSeesChangesInSource(t *testing.T) {
 	}, eventually, tick)
 }
 
-// TestWatchedMountChanges: changes through the mount show at once, and the kernel keeps what it knows after them.
+// TestWatchedMountChanges: changes through the mount show at once, and the kernel's caches stay valid after them.
 func TestWatchedMountChanges(t *testing.T) {
 	for name, change := range map[string]func(*Options){"write-through": func(*Options) {}, "write-back": writeBack} {
 		t.Run(name, func(t *testing.T) {
@@ -99,8 +99,7 @@ func TestWatchedMountChanges(t *testing.T) {
 	}
 }
 
-// TestWatchedMountWithPassthrough: what programs write past the daemon looks like others' changes, so nothing is
-// watched.
+// TestWatchedMountWithPassthrough: writes past the daemon look like foreign changes, so nothing is watched.
 func TestWatchedMountWithPassthrough(t *testing.T) {
 	s := mount(t, passThrough, watchAll)
 	if !s.Passthrough() {

@@ -82,7 +82,7 @@ func TestNamesChangedUnderneath(t *testing.T) {
 	assert.True(t, st.IsDir())
 }
 
-// TestFileReplacedBetweenLookupAndOpen lets the kernel use what it remembers of a file that is another one by now.
+// TestFileReplacedBetweenLookupAndOpen makes the kernel use what it has cached of a file that was replaced.
 func TestFileReplacedBetweenLookupAndOpen(t *testing.T) {
 	s := mount(t)
 	path, home := filepath.Join(s.mnt, "f"), filepath.Join(s.source, "f")
@@ -105,8 +105,8 @@ func TestFileReplacedBetweenLookupAndOpen(t *testing.T) {
 	require.NoError(t, unix.Close(fd))
 }
 
-// TestFileMadeUnderneathIsChecked creates a file that the kernel believes not to be there, but somebody else made: its
-// permissions count.
+// TestFileMadeUnderneathIsChecked creates a file that does not exist in the kernel's cache, but was made in SOURCE. The
+// permissions of that file count.
 func TestFileMadeUnderneathIsChecked(t *testing.T) {
 	requireRoot(t)
 	s := mount(t)
@@ -140,7 +140,7 @@ func TestFileMadeUnderneathIsChecked(t *testing.T) {
 	assert.ErrorIs(t, err, os.ErrExist)
 }
 
-// TestAppendAfterFileGrewUnderneath appends where the kernel does not know the end of the file.
+// TestAppendAfterFileGrewUnderneath appends to a file whose end the kernel does not know.
 func TestAppendAfterFileGrewUnderneath(t *testing.T) {
 	s := mount(t, func(o *Options) { o.AttrTimeout, o.Events = 3600e9, EventsOff })
 	path, home := filepath.Join(s.mnt, "f"), filepath.Join(s.source, "f")
@@ -156,7 +156,7 @@ func TestAppendAfterFileGrewUnderneath(t *testing.T) {
 	require.NoError(t, other.Close())
 	_, err = f.WriteString("three")
 	require.NoError(t, err)
-	// Nobody opens the file anew, and the kernel believes in its own size.
+	// The file is not opened anew, and the kernel goes by its own size.
 	got := make([]byte, 9)
 	_, err = f.ReadAt(got, 0)
 	require.NoError(t, err)
@@ -169,7 +169,7 @@ func TestAppendAfterFileGrewUnderneath(t *testing.T) {
 	assert.Equal(t, "one two three", string(got))
 }
 
-// requests collects what the kernel asks.
+// requests collects the kernel's requests from the debug log.
 type requests struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -181,7 +181,7 @@ func (r *requests) Write(p []byte) (int, error) {
 	return r.text.Write(p)
 }
 
-// take returns how often each kind of request came since the last call.
+// take returns the number of requests of each kind since its last call.
 func (r *requests) take() map[string]int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -207,7 +207,7 @@ func TestOneRequestForOneWrite(t *testing.T) {
 	require.NoError(t, err)
 	defer f.Close()
 	page := make([]byte, 4096)
-	_, err = f.WriteAt(page, 0) // the first may ask for security.capability
+	_, err = f.WriteAt(page, 0) // the first write may ask for security.capability
 	require.NoError(t, err)
 	r.take()
 	for i := range int64(10) {
@@ -215,7 +215,7 @@ func TestOneRequestForOneWrite(t *testing.T) {
 		require.NoError(t, err)
 	}
 	counts := r.take()
-	delete(counts, "RELEASE") // of an earlier open; nobody waits for it
+	delete(counts, "RELEASE") // of an earlier open; close(2) does not wait for it
 	assert.Equal(t, map[string]int{"WRITE": 10}, counts)
 	_, err = f.ReadAt(make([]byte, 40960), 0)
 	require.NoError(t, err)
@@ -245,7 +245,8 @@ func TestSynchronousWritesReachTheDisk(t *testing.T) {
 	assert.NoError(t, syscall.Fdatasync(int(f.Fd())))
 }
 
-// TestOwnChangesAtOnceAreNotTakenForForeign: writes and changes of metadata overlap, and each records what it left.
+// TestOwnChangesAtOnceAreNotTakenForForeign: writes and changes of metadata overlap, and each records the attributes
+// after it.
 func TestOwnChangesAtOnceAreNotTakenForForeign(t *testing.T) {
 	bothModes(t, func(t *testing.T, s *scene) {
 		path := filepath.Join(s.mnt, "f")

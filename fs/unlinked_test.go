@@ -13,7 +13,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// TestSpaceOfRemovedFilesIsFreeAtOnce writes a file that takes more than half of SOURCE and removes it, over and over.
+// TestSpaceOfRemovedFilesIsFreeAtOnce repeatedly writes a file that takes more than half of SOURCE, and removes it.
 func TestSpaceOfRemovedFilesIsFreeAtOnce(t *testing.T) {
 	const size = 24 << 20
 	bytes := bytes.Repeat([]byte("x"), size*5/8)
@@ -48,7 +48,7 @@ func TestSpaceOfRemovedFilesIsFreeAtOnce(t *testing.T) {
 	}
 }
 
-// TestSpaceThatIsBeingGivenBack asks for space while somebody else lets go of a removed file, and after that.
+// TestSpaceThatIsBeingGivenBack asks for space while another goroutine lets a removed file go, and after that.
 func TestSpaceThatIsBeingGivenBack(t *testing.T) {
 	s := mount(t)
 	r := &s.fs.removed
@@ -84,7 +84,7 @@ func TestSpaceThatIsBeingGivenBack(t *testing.T) {
 	require.Equal(t, 1, calls)
 }
 
-// TestRemovedFileThatWasLookedUp removes a file that a program has found and not opened yet: it can still be opened.
+// TestRemovedFileThatWasLookedUp removes a file that a program has found but not opened yet. It can still be opened.
 func TestRemovedFileThatWasLookedUp(t *testing.T) {
 	bothModes(t, func(t *testing.T, s *scene) {
 		for name, remove := range map[string]func(path string) error{
@@ -109,7 +109,7 @@ func TestRemovedFileThatWasLookedUp(t *testing.T) {
 	})
 }
 
-// TestRemovedInSourceIsLetGo removes files in SOURCE of which the daemon has something, and nobody else.
+// TestRemovedInSourceIsLetGo removes files in SOURCE that only the daemon uses.
 func TestRemovedInSourceIsLetGo(t *testing.T) {
 	bothModesWithDevices(t, func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary) {
 		const size = 8 << 20
@@ -126,7 +126,7 @@ func TestRemovedInSourceIsLetGo(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, f.Sync())
 		w := mapOn(t, cache, n, f, 0, 2<<20)
-		require.NoError(t, os.Chmod(f.Name(), 0600)) // the node has a descriptor
+		require.NoError(t, os.Chmod(f.Name(), 0600)) // gives the node a descriptor
 		require.NoError(t, os.Remove(filepath.Join(s.source, "f")))
 
 		w.store(t, 0, []byte("gpu"))
@@ -143,7 +143,7 @@ func TestRemovedInSourceIsLetGo(t *testing.T) {
 	}, sourceOn(t, "tmpfs", 64<<20))
 }
 
-// TestRemovedWhileInUse removes a file that a device maps, and one that is left open, by the mount.
+// TestRemovedWhileInUse removes, through the mount, a file that a device maps and a file that is open.
 func TestRemovedWhileInUse(t *testing.T) {
 	bothModesWithDevices(t, func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary) {
 		path := filepath.Join(s.mnt, "f")

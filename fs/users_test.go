@@ -20,7 +20,7 @@ const (
 	aliceOwn, bobOwn = 1001, 1002
 )
 
-// makeEverything makes one file of each kind in a directory, with the umask that the second argument says in octal.
+// "make everything" makes one file of each kind in a directory, with the umask in the second argument, in octal.
 func init() {
 	programs["make everything"] = func(args []string) error {
 		var umask int
@@ -58,7 +58,7 @@ func init() {
 	}
 }
 
-// acl encodes a POSIX ACL as its extended attribute has it (acl(5), linux/posix_acl_xattr.h).
+// acl encodes a POSIX ACL as an extended attribute (acl(5), linux/posix_acl_xattr.h).
 func acl(entries ...[3]uint32) []byte {
 	p := binary.LittleEndian.AppendUint32(nil, 2)
 	for _, e := range entries {
@@ -78,11 +78,11 @@ const (
 	noID        = 0xffffffff
 )
 
-// defaultACL lets bob read and write what is made in a directory, whatever the umask.
+// defaultACL lets bob read and write new files in a directory, regardless of the umask.
 var defaultACL = acl([3]uint32{aclUserObj, 7, noID}, [3]uint32{aclUser, 6, bob}, [3]uint32{aclGroupObj, 5, noID},
 	[3]uint32{aclMask, 7, noID}, [3]uint32{aclOther, 0, noID})
 
-// TestCreationAsOnTheBacking makes the same files on the mount and on the bare backing filesystem and compares owner,
+// TestCreationAsOnTheBacking makes the same files on the mount and on the bare backing filesystem, and compares owner,
 // group, mode and ACLs.
 func TestCreationAsOnTheBacking(t *testing.T) {
 	requireRoot(t)
@@ -122,7 +122,7 @@ func TestCreationAsOnTheBacking(t *testing.T) {
 	}
 }
 
-// describe says what matters of each entry of a directory.
+// describe returns the attributes of each entry of a directory that must be equal.
 func describe(t *testing.T, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -172,7 +172,7 @@ func TestPermissionChecks(t *testing.T) {
 	allowed(false, bob, []uint32{bobOwn}, "rm -f sticky/hers")
 	allowed(true, bob, []uint32{bobOwn}, "echo more >> sticky/hers")
 	allowed(true, alice, []uint32{aliceOwn}, "rm sticky/hers")
-	// Access by a supplementary group, which the daemon never learns of.
+	// Access by a supplementary group, which the daemon does not know.
 	allowed(false, bob, []uint32{bobOwn}, "cat team/file")
 	allowed(true, bob, []uint32{bobOwn, staff}, "cat team/file; echo x > team/new; echo y >> team/file")
 	allowed(false, bob, []uint32{bobOwn, staff}, "chown 1002 team/file")
@@ -207,7 +207,7 @@ func TestSetIDBitsAreCleared(t *testing.T) {
 				mount, bare := filepath.Join(s.mnt, "m"), filepath.Join(s.source, "b")
 				for _, dir := range []string{mount, bare} {
 					require.NoError(t, os.Mkdir(dir, 0777))
-					// Where the group may not execute, its bit stays for those who are in the group.
+					// If the group may not execute the file, the group's bit stays for members of the group.
 					for _, file := range []struct{ mode, group int }{{06777, aliceOwn}, {06767, aliceOwn},
 						{06767, staff}, {06767, wheel}} {
 						for _, uid := range []int{alice, 0} {
@@ -273,8 +273,8 @@ func TestCapabilitiesOfAFileAreClearedByWriting(t *testing.T) {
 	})
 }
 
-// TestACLClearsSetGID follows acl(5) and chmod(2): setting an ACL as somebody outside of the file's group clears the
-// bit.
+// TestACLClearsSetGID follows acl(5) and chmod(2): if a user outside of the file's group sets an ACL, the bit is
+// cleared.
 func TestACLClearsSetGID(t *testing.T) {
 	requireRoot(t)
 	s := mount(t)

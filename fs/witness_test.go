@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestWitnessOfOverlappingChanges ends changes in turns and at once: what the last one left is known, and what somebody
-// else does before and after it is noticed.
+// TestWitnessOfOverlappingChanges ends changes one after the other and at once. The attributes that the last one left
+// are known, and foreign changes before and after are noticed.
 func TestWitnessOfOverlappingChanges(t *testing.T) {
 	f, err := os.Create(filepath.Join(t.TempDir(), "f"))
 	require.NoError(t, err)
@@ -62,6 +62,6 @@ func TestWitnessOfOverlappingChanges(t *testing.T) {
 
 	w.begin(fd)
 	w.end(-1, anySize)
-	assert.False(t, w.known, "it could not be asked for")
+	assert.False(t, w.known, "the attributes could not be read")
 	assert.EqualValues(t, 2, look())
 }

@@ -3,12 +3,12 @@
 //
 // # Model
 //
-// It shows another directory. The server is a process of its own, the test binary started again, so that a request
-// that hangs stops no thread of the test. Mount starts it. Hang names kinds of requests that get no answer from then
-// on, and Wait returns once such a request has arrived. Fail has writes fail. Answer lets all of them go on. At the
-// end of the test the server is killed, upon which the kernel fails whatever still waits.
+// It shows another directory. The server is a separate process, the test binary started again, so a request that hangs
+// blocks no thread of the test. Mount starts the server. After Hang, the named kinds of requests get no answer. Wait
+// returns when such requests have arrived. Fail makes writes and fsync fail. Answer makes all of them go on. When the
+// test ends, the server is killed, and the kernel fails the requests that still wait.
 //
 // # What it does not do
 //
-// The kernel keeps no names and no attributes of it, so every use of a file is a request.
+// The kernel caches no names and no attributes of it, so every use of a file is a request.
 package hungfs

@@ -16,13 +16,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// serverVariable makes a process a server: the directory to show and the mountpoint, one a line.
+// serverVariable makes a process a server. Its value is the directory to show and the mountpoint, each on its own line.
 const serverVariable = "GAIAFS_HUNG_SERVER"
 
-// patience is how long Wait waits for a request.
+// patience is how long Wait and other calls wait for the server.
 const patience = 20 * time.Second
 
-// Main must be called first in TestMain. It does not return in a process that is a server.
+// Main must be called first in TestMain. It does not return in a server's process.
 func Main() {
 	what, is := os.LookupEnv(serverVariable)
 	if !is {
@@ -45,11 +45,11 @@ type Server struct {
 
 	mu      sync.Mutex
 	changed sync.Cond // of mu
-	said    []string  // the lines of the server; guarded by mu
-	gone    bool      // guarded by mu
+	said    []string  // lines that the server printed; protected by mu
+	gone    bool      // the server has ended; protected by mu
 }
 
-// Mount shows a directory at an existing mountpoint until the test ends.
+// Mount shows a directory at an existing mountpoint until the test ends. It skips the test if it does not run as root.
 func Mount(t testing.TB, shown, mountpoint string) *Server {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -62,14 +62,14 @@ func Mount(t testing.TB, shown, mountpoint string) *Server {
 	require.NoError(t, err)
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)
-	// Should the test be killed, nobody else would end the server, and threads that wait for it would keep the test
-	// from ending.
+	// If the test is killed, the server must end too. Otherwise threads that wait for it would keep the test from
+	// ending.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	s := &Server{t: t, cmd: cmd, in: bufio.NewWriter(in)}
 	s.changed.L = &s.mu
 	ended, started := make(chan struct{}), make(chan error)
 	go func() {
-		// The signal comes when the thread that started the server ends.
+		// The server is signalled when the thread that started it ends.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		started <- cmd.Start()
@@ -96,35 +96,35 @@ func Mount(t testing.TB, shown, mountpoint string) *Server {
 	return s
 }
 
-// Kill ends the server. Requests that wait fail with ENOTCONN.
+// Kill ends the server. Waiting requests fail with ENOTCONN.
 func (s *Server) Kill() { s.end() }
 
-// Hang has requests of these kinds get no answer: lookup, getattr, setattr, open, read, write, flush, fsync, opendir,
-// readdir, unlink.
+// Hang makes requests of these kinds hang: lookup, getattr, setattr, open, read, write, flush, fsync, opendir, readdir,
+// unlink.
 func (s *Server) Hang(kinds ...string) {
 	s.t.Helper()
 	s.tell("hang " + strings.Join(kinds, " "))
 }
 
-// Fail has writes and fsync fail, until Answer.
+// Fail makes writes and fsync fail with errno until Answer.
 func (s *Server) Fail(errno syscall.Errno) {
 	s.t.Helper()
 	s.tell(fmt.Sprintf("fail %d", errno))
 }
 
-// Answer lets every request go on.
+// Answer makes every hanging request go on, and ends Hang and Fail.
 func (s *Server) Answer() {
 	s.t.Helper()
 	s.tell("answer")
 }
 
-// Wait returns once n requests of a kind hang, or have hung.
+// Wait returns when n requests of a kind hang or have hung.
 func (s *Server) Wait(kind string, n int) {
 	s.t.Helper()
 	s.wait("hung "+kind, n)
 }
 
-// tell gives an order and waits until it is carried out.
+// tell sends an order and waits until the server has carried it out.
 func (s *Server) tell(order string) {
 	s.t.Helper()
 	done := "done " + order
@@ -155,7 +155,7 @@ func (s *Server) countLocked(line string) (n int) {
 	return n
 }
 
-// wait returns when the server has said something n times.
+// wait returns when the server has printed line n times. It fails the test if the server ends or patience is over.
 func (s *Server) wait(line string, n int) {
 	s.t.Helper()
 	late := false
@@ -171,5 +171,5 @@ func (s *Server) wait(line string, n int) {
 	for s.countLocked(line) < n && !s.gone && !late {
 		s.changed.Wait()
 	}
-	require.GreaterOrEqual(s.t, s.countLocked(line), n, "the server says %q so often; all it says: %q", line, s.said)
+	require.GreaterOrEqual(s.t, s.countLocked(line), n, "the server printed %q too few times; its output: %q", line, s.said)
 }

@@ -14,17 +14,17 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// sleepy passes requests on to a loopback, but for those that hang.
+// sleepy passes requests on to a loopback filesystem, except those that hang or fail.
 type sleepy struct {
 	fuse.RawFileSystem
 
 	mu     sync.Mutex
-	kinds  []string      // that hang; guarded by mu
-	errno  fuse.Status   // with which writes and fsync fail, or OK; guarded by mu
-	answer chan struct{} // closed when all go on; guarded by mu
+	kinds  []string      // kinds that hang; protected by mu
+	errno  fuse.Status   // the result of writes and fsync if not OK; protected by mu
+	answer chan struct{} // closed by the order "answer"; protected by mu
 }
 
-// serve is the process of the server. It ends when standard input does.
+// serve is the server's process. It returns when standard input ends.
 func serve(shown, mountpoint string) error {
 	root, err := fs.NewLoopbackRoot(shown)
 	if err != nil {
@@ -38,7 +38,7 @@ func serve(shown, mountpoint string) error {
 	server, err := fuse.NewServer(s, mountpoint, &fuse.MountOptions{
 		FsName: "hungfs", Name: "hungfs", DirectMountStrict: true, AllowOther: true,
 		Options:              []string{"default_permissions"},
-		DisabledCapabilities: fuse.CAP_PASSTHROUGH, // reads and writes have to come by
+		DisabledCapabilities: fuse.CAP_PASSTHROUGH, // all reads and writes must be requests
 	})
 	if err != nil {
 		return err
@@ -71,14 +71,14 @@ func (s *sleepy) obey(order []string) {
 	}
 }
 
-// fails returns what requests that bring bytes home fail with.
+// fails returns the error of writes and fsync, or OK.
 func (s *sleepy) fails() fuse.Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.errno
 }
 
-// pass returns when a request of a kind may go on.
+// pass returns when a request of this kind may go on.
 func (s *sleepy) pass(kind string) {
 	s.mu.Lock()
 	hangs, answer := slices.Contains(s.kinds, kind), s.answer
@@ -89,7 +89,7 @@ func (s *sleepy) pass(kind string) {
 	}
 }
 
-// Lookup implements fuse.RawFileSystem, as do all that follow.
+// Lookup implements fuse.RawFileSystem, as do the methods below.
 func (s *sleepy) Lookup(c <-chan struct{}, h *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	s.pass("lookup")
 	return s.RawFileSystem.Lookup(c, h, name, out)
@@ -123,7 +123,7 @@ func (s *sleepy) Create(c <-chan struct{}, in *fuse.CreateIn, name string, out *
 	return status
 }
 
-// serveAll has every read and write of an open come by.
+// serveAll makes every read and write of an open a request.
 func serveAll(out *fuse.OpenOut) {
 	out.OpenFlags, out.BackingID = fuse.FOPEN_DIRECT_IO, 0
 }
@@ -133,7 +133,7 @@ func (s *sleepy) Read(c <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.Read
 	return s.RawFileSystem.Read(c, in, buf)
 }
 
-// Writev is what go-fuse calls before Write.
+// Writev implements fuse.RawFileSystem. go-fuse calls it instead of Write.
 func (s *sleepy) Writev(c <-chan struct{}, in *fuse.WriteIn, data [][]byte) (uint32, fuse.Status) {
 	s.pass("write")
 	if errno := s.fails(); errno != fuse.OK {

@@ -8,63 +8,64 @@ import (
 	"time"
 )
 
-// ErrRefused is what a System returns for a step that it cannot carry out, as a filesystem that lacks an operation.
-// Nothing happened then.
+// ErrRefused is returned by a System that cannot carry out a step, for example because its filesystem lacks the
+// operation. The step has no effect then.
 var ErrRefused = errors.New("refused")
 
-// System is what is compared with the Model.
+// System is compared with the Model.
 type System interface {
-	// Do carries out a step and returns what a read or a load sees.
+	// Do carries out a step and returns the bytes that a read or a load sees.
 	Do(s Step) ([]byte, error)
 }
 
-// Homer is a System whose home can be looked at.
+// Homer is a System whose home can be read.
 type Homer interface {
-	// Home returns the bytes of the file as home has them.
+	// Home returns the bytes of the file at home.
 	Home() ([]byte, error)
 }
 
-// Inspector is a System that can be looked into.
+// Inspector is a System whose state can be read.
 type Inspector interface {
 	System
 	Homer
-	// Kernel and Replica return a page's bytes up to end of file, nil where there is no copy.
+	// Kernel and Replica return a page's bytes up to end of file, or nil if there is no copy.
 	Kernel(p int) []byte
 	Replica(device, p int) []byte
-	// Overlaps returns how many bytes two owners changed differently.
+	// Overlaps returns how many bytes got different values from two owners.
 	Overlaps() int64
 }
 
-// Run is a program under way.
+// Run is a running program.
 type Run struct {
 	Layout  Layout
 	Model   *Model
 	Oracle  *Oracle
 	System  System
 	Program []Step
-	// Loose leaves the System free to collect and refresh when it likes: only the Oracle judges what is read.
+	// Loose lets the System collect and refresh at any time: only the Oracle judges reads.
 	Loose bool
-	// EarlyFlush leaves the kernel free to write dirty pages home when it likes. That changes nothing but home, and
-	// what a client is shown of an extent that it maps another part of.
+	// EarlyFlush lets the kernel write dirty pages home at any time. That changes only home, and what a client sees of
+	// an extent outside of its mapping.
 	EarlyFlush bool
 	// Refusals counts the steps that the System refused.
 	Refusals int
 }
 
-// NewRun starts a program on sys, whose file must be as the layout says.
+// NewRun starts a program on sys, whose file must match the layout.
 func NewRun(l Layout, sys System) *Run {
 	return &Run{Layout: l, Model: New(l), Oracle: NewOracle(l), System: sys}
 }
 
-// Interleaver is a System that can let something happen in the midst of a step.
+// Interleaver is a System that can run a function during a step.
 type Interleaver interface {
 	System
-	// Between has fn called once while the next step copies a page of a device home, after it was read there and before
-	// anybody knows. It may not be called at all. nil takes it back.
+	// Between arranges for one call of fn while the next step copies a page of a device home: after the page was read,
+	// and before the step takes effect. The call may not happen. A nil fn cancels it.
 	Between(device, page int, fn func())
 }
 
-// Step carries out s everywhere and compares. It reports false, and does nothing, if s is not Legal now.
+// Step carries out s on Model, Oracle and System, and compares them. If s is not Legal now, it returns false and does
+// nothing.
 func (r *Run) Step(s Step) (done bool, err error) {
 	if !r.Model.Legal(s) {
 		return false, nil
@@ -72,9 +73,8 @@ func (r *Run) Step(s Step) (done bool, err error) {
 	return true, r.steps(s)
 }
 
-// StepDuring carries out s, and t in the midst of s where the System does something there that t could disturb. Nobody
-// can tell that from t after s. It reports false, and does nothing, unless both are Legal and t is a Store into one
-// page.
+// StepDuring carries out s, and carries out t during s at a point where t could disturb s. The result must be that of t
+// after s. It returns false, and does nothing, unless both are Legal and t is a Store into one page.
 func (r *Run) StepDuring(s, t Step) (done bool, err error) {
 	in, ok := r.System.(Interleaver)
 	if !ok || !r.Model.Legal(s) || !r.Model.Legal(t) || t.Op != Store || !s.Op.disturbable() {
@@ -82,7 +82,7 @@ func (r *Run) StepDuring(s, t Step) (done bool, err error) {
 	}
 	p := t.Off / PageSize
 	if p != (t.Off+t.Len-1)/PageSize || s.Op == Write && s.Off+s.Len > r.Model.size {
-		return false, nil // what is stored past end of file is lost when the file grows
+		return false, nil // a store past end of file is lost when the file grows
 	}
 	var terr error
 	early := false
@@ -112,7 +112,7 @@ func (r *Run) StepDuring(s, t Step) (done bool, err error) {
 	return true, err
 }
 
-// disturbable reports whether a store by a device's program during a step cannot be told from one after it.
+// disturbable reports whether a store during the Op by a device's program must have the same effect as one after it.
 func (o Op) disturbable() bool {
 	switch o {
 	case Write, Read, DirectRead, Fsync, Flush, Collect:
@@ -128,11 +128,11 @@ func (r *Run) steps(s Step) error {
 	return r.compare()
 }
 
-// carryOut does s, and compares what it returns.
+// carryOut carries out s and compares the bytes that it returns.
 func (r *Run) carryOut(s Step) error {
 	r.Program = append(r.Program, s)
 	event := s
-	// The Oracle is told of the pages that are really meant.
+	// The Oracle gets only the pages that the client maps.
 	if mp := r.Model.mappings[s.Client]; mp != nil && (s.Op == Unmap || s.Op == Kill) {
 		event.Off, event.Len = int64(mp.start)*PageSize, int64(mp.end-mp.start)*PageSize
 		if !mp.writable {
@@ -158,7 +158,7 @@ func (r *Run) carryOut(s Step) error {
 	}
 	want := r.Model.Do(s)
 	if err := r.Model.Verify(); err != nil {
-		return fmt.Errorf("the model breaks its own rules: %w", err)
+		return fmt.Errorf("the model violates its own rules: %w", err)
 	}
 	if s.Op == Load && !r.Loose {
 		got = got[:min(int64(len(got)), r.Model.size-s.Off)]
@@ -171,13 +171,13 @@ func (r *Run) carryOut(s Step) error {
 	return r.Oracle.Event(event, got)
 }
 
-// homePatience is how long home may lack what a CPU read brought from a device.
+// homePatience is how long home may lack bytes that a CPU read fetched from a device.
 const homePatience = 10 * time.Second
 
-// Follower is a System whose home has what a CPU read brings a moment later.
+// Follower is a System whose home gets the bytes that a CPU read fetched a moment later.
 type Follower interface{ HomeFollows() }
 
-// compareHome compares home with the model's.
+// compareHome compares home with the model's home.
 func (r *Run) compareHome(h Homer) error {
 	patience := time.Duration(0)
 	if _, ok := r.System.(Follower); ok {
@@ -190,7 +190,7 @@ func (r *Run) compareHome(h Homer) error {
 		}
 		want := r.Model.Home()
 		if len(home) == len(want) && r.EarlyFlush {
-			// A page that is dirty may have been written back early, and written again since.
+			// A dirty page may have been written back early and changed again since.
 			r.Model.copyDirty(want, home)
 		}
 		if err = same("home", 0, home, want); err == nil || time.Since(began) >= patience {
@@ -199,7 +199,7 @@ func (r *Run) compareHome(h Homer) error {
 	}
 }
 
-// compare compares what can be seen besides.
+// compare compares everything else that is visible.
 func (r *Run) compare() error {
 	if r.Loose {
 		return nil
@@ -231,7 +231,7 @@ func (r *Run) compare() error {
 	return nil
 }
 
-// same compares bytes of the file that begin at off.
+// same compares bytes of the file from off on.
 func same(what string, off int64, got, want []byte) error {
 	if bytes.Equal(got, want) && (got == nil) == (want == nil) {
 		return nil
@@ -253,7 +253,7 @@ func same(what string, off int64, got, want []byte) error {
 	return fmt.Errorf("%s: %d bytes differ%s", what, n, b.String())
 }
 
-// Check runs a program on a fresh System. Steps that are not Legal when their turn comes are left out.
+// Check runs a program on a fresh System. It leaves out steps that are not Legal when their turn comes.
 func Check(l Layout, sys System, program []Step) error {
 	r := NewRun(l, sys)
 	for i := 0; i < len(program); i++ {
@@ -275,8 +275,8 @@ func Check(l Layout, sys System, program []Step) error {
 	return nil
 }
 
-// Closing returns what ends every program: all releases return, all clients go, everything comes home, and the CPU
-// reads the whole file through its page cache and past it. Some of it may not be Legal.
+// Closing returns the steps that end every program: all releases return, all clients unmap, everything comes home, and
+// the CPU reads the whole file through its page cache and past it. Some of the steps may not be Legal.
 func (l Layout) Closing() (steps []Step) {
 	for c := l.CPUs; c < l.Clients(); c++ {
 		steps = append(steps, Step{Op: Finish, Client: Client(c)}, Step{Op: Unmap, Client: Client(c)},
@@ -287,8 +287,7 @@ func (l Layout) Closing() (steps []Step) {
 		Step{Op: DirectRead, Len: whole})
 }
 
-// Shrink returns a part of program that still fails, from which no step can be left out and in which no step can be
-// made simpler.
+// Shrink returns a shorter program that still fails: no step of it can be left out or made simpler.
 func Shrink(program []Step, fails func([]Step) bool) []Step {
 	for n := max(len(program)/2, 1); ; {
 		shrunk := false
@@ -319,7 +318,7 @@ func Shrink(program []Step, fails func([]Step) bool) []Step {
 	return program
 }
 
-// simpler returns steps to try in the place of s, simplest first.
+// simpler returns simpler replacements for s, the simplest first.
 func (s Step) simpler() (list []Step) {
 	try := func(change func(*Step)) {
 		t := s
@@ -349,7 +348,7 @@ func (s Step) simpler() (list []Step) {
 	return list
 }
 
-// FormatProgram returns a program, a line a step, as ParseProgram reads it.
+// FormatProgram returns a program, one step per line, in the form that ParseProgram reads.
 func (l Layout) FormatProgram(program []Step) string {
 	var b strings.Builder
 	for _, s := range program {

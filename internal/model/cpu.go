@@ -1,7 +1,7 @@
 package model
 
-// fault has the kernel read page p if it does not hold it. The kernel asks for it, so released bytes come home even
-// while the page drains.
+// fault makes the kernel read page p if it does not hold the page. Released bytes come home even if the page drains,
+// because the kernel asks for it.
 func (m *Model) fault(p int) {
 	pg := m.pages[p]
 	if pg.kernel.present {
@@ -15,7 +15,7 @@ func (m *Model) fault(p int) {
 	pg.kernel.present = true
 }
 
-// readAhead is what a read of page p brings home besides: where it found the page pending, all that follow it.
+// readAhead collects what a read of page p also brings home: if the page was pending, all pages after it.
 func (m *Model) readAhead(p int, pending bool) {
 	if m.layout.ReadAhead && pending {
 		for q := p + 1; q < len(m.pages) && m.valid(q) > 0; q++ {
@@ -30,7 +30,7 @@ func (m *Model) write(s Step) {
 	if !m.layout.WriteBack {
 		m.writeHome(s.Off, data)
 	} else {
-		// The kernel reads a page of which a part is written, but for a part past end of file.
+		// The kernel reads a page before a partial write to it, unless the page is past end of file.
 		m.each(s.Off, s.Len, func(p, from, to int, _ int64) {
 			if to-from < PageSize && m.valid(p) > 0 {
 				m.fault(p)
@@ -60,7 +60,7 @@ func (m *Model) write(s Step) {
 	}
 }
 
-// flushed notes that page p was written back. A kernel that caches writes may hold a page that it never asked for.
+// flushed notes that page p was written back. With write-back caching, the kernel may hold a page that it never read.
 func (m *Model) flushed(p int) {
 	if m.layout.WriteBack {
 		m.pages[p].mayHold = true
@@ -98,7 +98,8 @@ func (m *Model) directRead(s Step) (out []byte) {
 	return out
 }
 
-// flush writes the kernel's dirty pages of [off, off+n) home, whole pages, old bytes included.
+// flush writes the kernel's dirty pages of [off, off+n) home, as whole pages with their old bytes. With drop, the
+// kernel also drops the pages.
 func (m *Model) flush(off, n int64, drop bool) {
 	m.each(off, min(n, m.size-off), func(p, _, _ int, _ int64) {
 		k := &m.pages[p].kernel
@@ -113,7 +114,7 @@ func (m *Model) flush(off, n int64, drop bool) {
 	})
 }
 
-// drop is the kernel's answer to being told to forget page p.
+// drop makes the kernel write page p home if it is dirty, and drop it.
 func (m *Model) drop(p int) { m.flush(int64(p)*PageSize, PageSize, true) }
 
 func (m *Model) reclaim(s Step) {

@@ -2,7 +2,8 @@ package model
 
 import "math/rand/v2"
 
-// weights is how often a random program does what. A Publish is followed by steps of everyone before its Finish.
+// weights is how often a random program uses each operation. Between a Publish and its Finish, any program may take
+// steps.
 var weights = [numOps]int{
 	Write: 12, MapStore: 12, Read: 12, DirectRead: 4, Fsync: 2, Truncate: 2, Punch: 2, Flush: 4, Reclaim: 3,
 	Append: 2, DirectWrite: 2, OpenTrunc: 1, Allocate: 1, Zero: 2, PunchRest: 1, SeekRead: 2, Copy: 2, CopyOut: 1,
@@ -15,13 +16,13 @@ var weights = [numOps]int{
 	View: 6, Look: 12, Unview: 2,
 }
 
-// Source is where random programs take their numbers from: IntN returns one in [0, n).
+// Source supplies the numbers of random programs: IntN returns one in [0, n).
 type Source interface{ IntN(n int) int }
 
-// NewSource returns the Source of a seed.
+// NewSource returns the Source for a seed.
 func NewSource(seed uint64) Source { return rand.New(rand.NewPCG(seed, 0x6761696166730a)) }
 
-// Random returns a random step, not necessarily one that is Legal. ops bounds it to some operations; nil allows all
+// Random returns a random step, which need not be Legal. It uses only operations that ops accepts; nil accepts those
 // that are Exact.
 func (l Layout) Random(r Source, ops func(Op) bool) Step {
 	var s Step
@@ -56,7 +57,7 @@ func (l Layout) Random(r Source, ops func(Op) bool) Step {
 		s.Val, s.Same = byte(r.IntN(2)), true
 	}
 	s.Movable = ops(Use) && s.Val%8 > 0
-	// Two pages are where things happen; the others are there for runs of pages to begin and end.
+	// Most steps use the first two pages. The other pages make longer runs of pages possible.
 	p := int64(r.IntN(l.Pages))
 	if r.IntN(3) > 0 {
 		p = int64(r.IntN(min(2, l.Pages)))

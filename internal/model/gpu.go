@@ -18,7 +18,7 @@ func (m *Model) within(s Step) (start, end int) {
 
 func (m *Model) owner(c Client) owner { return owner(m.layout.Device(c) + 1) }
 
-// mapped reports whether a client other than except maps page p of o, for writing if writable asks for that.
+// mapped reports whether a client other than except maps page p on o. With writable, only mappings for writing count.
 func (m *Model) mapped(o owner, p int, writable bool, except Client) bool {
 	for c, mp := range m.mappings {
 		if c != except && m.owner(c) == o && mp.start <= p && p < mp.end && (mp.writable || !writable) {
@@ -39,7 +39,7 @@ func (m *Model) mapRange(s Step) {
 		fetched:  make(map[int]bool),
 	}
 	if s.Movable {
-		return // it has no memory
+		return // it has no memory yet
 	}
 	if !s.Lazy {
 		start, end := m.within(s)
@@ -48,14 +48,13 @@ func (m *Model) mapRange(s Step) {
 	m.expose(s.Client)
 }
 
-// expose prepares what the client's device has of the file for being looked at as a whole, whatever the client maps of
-// it: stale bytes go, or become current where somebody else uses the page. Where the client may store, stores will be
-// found.
+// expose prepares everything that the client's device has of the file, because the client can look at all of it. Stale
+// bytes are removed, or made current if another client maps the page. Pages that the client may store into are tracked.
 func (m *Model) expose(c Client) {
 	o := m.owner(c)
 	for p, pg := range m.pages {
 		if pg.replicas[o] != nil && pg.pendingBut(o) {
-			m.collect(p, false) // what others released shows which bytes are stale
+			m.collect(p, false) // other owners' releases show which bytes are stale
 		}
 		if r := pg.replicas[o]; r != nil && r.stale(pg.homeV) && !r.hollow {
 			if r.tracked || m.mapped(o, p, false, c) {
@@ -70,7 +69,7 @@ func (m *Model) expose(c Client) {
 	}
 }
 
-// track sees to it that stores into page p of o will be found, also where home's bytes were never brought there.
+// track makes sure that stores into page p of o are found, even if home's bytes were never copied there.
 func (m *Model) track(o owner, p int) {
 	pg := m.pages[p]
 	r := pg.replicas[o]
@@ -93,7 +92,7 @@ func (r *replica) join(home vector) {
 	r.unfilled, r.hollow = false, false
 }
 
-// acquire brings the pages [start, end) up to date on the client's device, rule 5.
+// acquire brings the pages [start, end) up to date on the client's device (rule 5).
 func (m *Model) acquire(c Client, start, end int) {
 	o := m.owner(c)
 	m.flush(int64(start)*PageSize, int64(end-start)*PageSize, false)
@@ -137,7 +136,7 @@ func (m *Model) modified(p int, o owner) bool {
 	return string(r.data[:n]) != string(r.base[:n])
 }
 
-// publish is rule 2, up to the moment where the kernel is told to forget the pages.
+// publish is the first part of a release (rule 2), up to the moment at which the kernel is told to drop the pages.
 func (m *Model) publish(c Client, start, end int) {
 	o := m.owner(c)
 	rel := &release{drain: make(map[int]bool)}
@@ -148,8 +147,8 @@ func (m *Model) publish(c Client, start, end int) {
 			continue
 		}
 		if m.layout.WriteBack {
-			// The kernel may hold a whole page that a program wrote after it saw an earlier release, and write it home
-			// while the page drains.
+			// The kernel may hold a whole page that a program wrote after it saw an earlier release. It may write that
+			// page home while the page drains.
 			m.collect(p, false)
 		}
 		pg := m.pages[p]
@@ -162,8 +161,8 @@ func (m *Model) publish(c Client, start, end int) {
 	}
 }
 
-// finish lets the kernel forget what it may hold of the client's release, and of other releases of the same pages: they
-// may have published what the client's device stored.
+// finish makes the kernel drop the pages that it may hold of the client's release. It does the same for other releases
+// of the same pages, which may have published what the client's device stored.
 func (m *Model) finish(c Client) {
 	rel := m.releases[c]
 	m.drain(rel)
@@ -185,7 +184,7 @@ func (r *release) overlaps(other *release) bool {
 	return false
 }
 
-// drain has the kernel drop the pages of a release until it holds nothing that lacks what was released.
+// drain makes the kernel drop the pages of a release until it holds no page without the released bytes.
 func (m *Model) drain(rel *release) {
 	for len(rel.drain) > 0 {
 		for _, p := range rel.pages {
@@ -210,7 +209,7 @@ func (m *Model) store(s Step) {
 	})
 }
 
-// group begins a group, stores into it and releases it. What the device released of its pages before is home then.
+// group begins a group, stores into it and releases it. Earlier releases of its pages by the device come home first.
 func (m *Model) group(s Step) {
 	start, end := m.within(s)
 	for p := start; p < end; p++ {
@@ -281,8 +280,9 @@ func (m *Model) untrack() {
 	}
 }
 
-// reachable reports whether the client of s acquired every page that s touches since it mapped it, and still has it. It
-// may store into others of a mapping that does not move, but for zeros, which nobody would find.
+// reachable reports whether the client of s has acquired every page that s touches since it mapped the page, and still
+// has it. In a mapping that does not move, the client may also store into other pages, but not zeros, which would not
+// be found.
 func (m *Model) reachable(s Step) bool {
 	mp := m.mappings[s.Client]
 	for p := int(s.Off / PageSize); int64(p)*PageSize < s.Off+s.Len; p++ {
@@ -296,8 +296,8 @@ func (m *Model) reachable(s Step) bool {
 	return s.Op != Load || s.Off < m.size
 }
 
-// Mapped reports whether a GPU client maps anything now.
+// Mapped reports whether a GPU client maps pages now.
 func (m *Model) Mapped(c Client) bool { return m.mappings[c] != nil }
 
-// Movable reports whether what a GPU client maps now moves.
+// Movable reports whether a GPU client has a movable mapping now.
 func (m *Model) Movable(c Client) bool { return m.Mapped(c) && m.mappings[c].movable }

@@ -6,7 +6,7 @@ import (
 	"maps"
 )
 
-// owner is 0 for the CPU, and a device's number plus one.
+// owner is 0 for the CPU. For a device it is the device's number plus one.
 type owner int
 
 const cpu owner = 0
@@ -29,12 +29,12 @@ type replica struct {
 	v          vector
 	// tracked says that programs may store into it.
 	tracked bool
-	// unfilled says that home's bytes were never brought here; hollow that the base is zeros besides, because nothing
-	// that programs stored came home either.
+	// unfilled says that home's bytes were never copied here. hollow says that, besides, nothing that programs stored
+	// here came home: the base is zeros.
 	unfilled, hollow bool
 }
 
-// stale reports whether home has something that r lacks.
+// stale reports whether r lacks a release that home has.
 func (r *replica) stale(home vector) bool { return r.unfilled || r.v.behind(home) }
 
 // kernelPage is one page in the kernel's page cache.
@@ -44,46 +44,46 @@ type kernelPage struct {
 	dirty   bool
 }
 
-// pageState is one page of the file, wherever it is.
+// pageState is one page of the file with all its copies.
 type pageState struct {
 	home     []byte
-	released vector // of every owner
-	homeV    vector // of these, what home contains
-	// mayHold says that the daemon must take it that the kernel holds the page.
+	released vector // by every owner
+	homeV    vector // the part of released that home has
+	// mayHold says that the daemon must assume that the kernel holds the page.
 	mayHold  bool
 	kernel   kernelPage
 	replicas map[owner]*replica
 }
 
-// mapping is a GPU client's.
+// mapping is a GPU client's mapping.
 type mapping struct {
 	start, end int // pages
 	// movable says that it has memory in brackets only. That changes no byte.
 	writable, movable bool
-	// fetched are the pages that the client acquired, which are all unless it is lazy.
+	// fetched are the pages that the client has acquired: all pages, unless the mapping is lazy.
 	fetched map[int]bool
 }
 
-// release is one that was published and has not returned.
+// release is a release that was published and has not returned yet.
 type release struct {
-	// pages are those of the release, drain those that the kernel may still hold.
+	// pages are the pages of the release, drain those that the kernel may still hold.
 	pages []int
 	drain map[int]bool
 }
 
-// Model is the reference. Its zero value is of no use; call New.
+// Model is the reference. Use New to make one.
 type Model struct {
 	layout   Layout
 	size     int64
 	pages    []*pageState
 	mappings map[Client]*mapping
 	releases map[Client]*release
-	views    map[Client]Step // the View of each
-	// Overlaps counts the bytes that two owners changed differently.
+	views    map[Client]Step // the View of each client
+	// Overlaps counts the bytes to which two owners gave different values.
 	Overlaps int64
 }
 
-// New returns a file of zeros that no device holds anything of.
+// New returns a Model of a file of zeros that no device holds.
 func New(l Layout) *Model {
 	m := &Model{layout: l, size: l.Size, mappings: make(map[Client]*mapping), releases: make(map[Client]*release),
 		views: make(map[Client]Step)}
@@ -100,7 +100,7 @@ func New(l Layout) *Model {
 	return m
 }
 
-// Size is the file's.
+// Size returns the file's size.
 func (m *Model) Size() int64 { return m.size }
 
 // Home returns the file's bytes as home has them.
@@ -112,7 +112,7 @@ func (m *Model) Home() []byte {
 	return b[:m.size]
 }
 
-// copyDirty copies the pages that are dirty in the kernel from one copy of the file to another.
+// copyDirty copies the bytes of the kernel's dirty pages from src to dst, which are copies of the file.
 func (m *Model) copyDirty(dst, src []byte) {
 	for p, pg := range m.pages {
 		if n := m.valid(p); pg.kernel.dirty {
@@ -122,7 +122,7 @@ func (m *Model) copyDirty(dst, src []byte) {
 	}
 }
 
-// Kernel returns the kernel's copy of page p up to end of file, nil where it has none.
+// Kernel returns the kernel's copy of page p up to end of file, or nil if there is none.
 func (m *Model) Kernel(p int) []byte {
 	if k := m.pages[p].kernel; k.present {
 		return k.data[:m.valid(p)]
@@ -130,7 +130,7 @@ func (m *Model) Kernel(p int) []byte {
 	return nil
 }
 
-// Replica returns device d's copy of page p up to end of file, nil where it has none.
+// Replica returns device d's copy of page p up to end of file, or nil if there is none.
 func (m *Model) Replica(d, p int) []byte {
 	if r := m.pages[p].replicas[owner(d+1)]; r != nil {
 		return r.data[:m.valid(p)]
@@ -138,10 +138,10 @@ func (m *Model) Replica(d, p int) []byte {
 	return nil
 }
 
-// valid is the number of bytes of page p that are before end of file.
+// valid returns the number of bytes of page p before end of file.
 func (m *Model) valid(p int) int { return int(min(max(m.size-int64(p)*PageSize, 0), PageSize)) }
 
-// owners returns the owners that hold pg, ascending.
+// owners returns the owners with replicas of pg, ascending.
 func (pg *pageState) owners() (list []owner) {
 	for o := owner(0); len(list) < len(pg.replicas); o++ {
 		if pg.replicas[o] != nil {
@@ -153,7 +153,7 @@ func (pg *pageState) owners() (list []owner) {
 
 func (pg *pageState) pending(o owner) bool { return pg.replicas[o].v[o] > pg.homeV[o] }
 
-// pendingBut reports whether something is pending that another owner released.
+// pendingBut reports whether a release of an owner other than o is pending.
 func (pg *pageState) pendingBut(o owner) bool {
 	for x := range pg.replicas {
 		if x != o && pg.pending(x) {
@@ -181,7 +181,7 @@ func (m *Model) draining(p int) bool {
 	return false
 }
 
-// collect brings home what devices released of page p, rule 3. The kernel asks for the page if entering.
+// collect brings home what devices released of page p (rule 3). entering says that the kernel asks for the page.
 func (m *Model) collect(p int, entering bool) {
 	if m.draining(p) && !entering {
 		return
@@ -210,7 +210,7 @@ func (m *Model) collect(p int, entering bool) {
 	}
 }
 
-// writeHome is a write request that reaches home, rules 4 and 6.
+// writeHome carries out a write request that reaches home (rules 4 and 6).
 func (m *Model) writeHome(off int64, data []byte) {
 	end := off + int64(len(data))
 	for p := off / PageSize; p*PageSize < end; p++ {
@@ -239,8 +239,8 @@ func (m *Model) each(off, n int64, fn func(p, from, to int, at int64)) {
 	}
 }
 
-// moveEnd is called before the file ends elsewhere in a page that it ends in, or will. Its replicas are zeroed from
-// there on. If one of them agrees with home, home moves on.
+// moveEnd is called before the end of the file moves from or to an offset inside a page. The page's replicas become
+// zero from there on. If one of them agrees with home, home gets a new version.
 func (m *Model) moveEnd(end int64) {
 	if end%PageSize == 0 {
 		return
@@ -255,7 +255,7 @@ func (m *Model) moveEnd(end int64) {
 	}
 }
 
-// grow makes the file longer. What devices' programs stored where it grows is gone.
+// grow makes the file longer. What devices' programs stored past the former end is lost.
 func (m *Model) grow(size int64) {
 	m.each(m.size, size-m.size, func(p, from, to int, _ int64) {
 		for _, r := range m.pages[p].replicas {
@@ -288,7 +288,7 @@ func (m *Model) shrink(size int64) {
 	m.size = size
 }
 
-// Do carries out a step that is Legal, and returns the bytes that a read or a load sees.
+// Do carries out a step that is Legal. It returns the bytes that a read or a load sees.
 func (m *Model) Do(s Step) []byte {
 	switch s.Op {
 	case Write:
@@ -387,7 +387,7 @@ func (m *Model) Do(s Step) []byte {
 	return nil
 }
 
-// touches reports whether the range of s has a byte of page p.
+// touches reports whether the range of s includes a byte of page p.
 func (s Step) touches(p int) bool {
 	return s.Off < int64(p+1)*PageSize && int64(p)*PageSize < s.Off+s.Len
 }
@@ -398,7 +398,7 @@ func (m *Model) collectAll() {
 	}
 }
 
-// Verify returns what is wrong with the model itself: its own rules, checked.
+// Verify returns an error if the model's state violates its own rules.
 func (m *Model) Verify() error {
 	for p, pg := range m.pages {
 		n := m.valid(p)

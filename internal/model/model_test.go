@@ -37,7 +37,7 @@ type rapidSource struct{ t *rapid.T }
 
 func (s rapidSource) IntN(n int) int { return rapid.IntRange(0, n-1).Draw(s.t, "n") }
 
-// system is a Model that is checked with a Model, and can be made to go wrong.
+// system is a Model that is checked against a Model, and can be made faulty.
 type system struct {
 	*Model
 	wrong func(s Step, got []byte) []byte
@@ -58,7 +58,7 @@ func program(t *testing.T, l Layout, text string) []Step {
 	return p
 }
 
-// TestOracleAlone gives the Oracle answers that no rule of coherence allows, and some that look odd and are allowed.
+// TestOracleAlone gives the Oracle answers that no rule of coherence allows, and some that look odd but are allowed.
 func TestOracleAlone(t *testing.T) {
 	l := DefaultLayout(false)
 	for _, c := range []struct {
@@ -150,7 +150,7 @@ func TestCheckFindsAndShrinks(t *testing.T) {
 	require.Len(t, small, 3, l.FormatProgram(small))
 }
 
-// TestModelBreaksNoRule runs the Model against itself: what it checks of itself, and what the Oracle thinks of it.
+// TestModelBreaksNoRule runs the Model against itself, with its own checks and the Oracle's.
 func TestModelBreaksNoRule(t *testing.T) {
 	for seed := range uint64(40) {
 		l := DefaultLayout(seed%2 == 1)
@@ -195,7 +195,7 @@ func TestOwnRulesAreChecked(t *testing.T) {
 
 var errDone = errors.New("done")
 
-// TestSystemErrorsAreReported: a System that fails ends a program.
+// TestSystemErrorsAreReported: an error of a System ends a program.
 func TestSystemErrorsAreReported(t *testing.T) {
 	l := DefaultLayout(false)
 	err := Check(l, failing{}, program(t, l, "cpu0 fsync"))

@@ -5,27 +5,27 @@ import (
 	"slices"
 )
 
-// Oracle says which values a read may return, from the order of events alone. A device's stores happen before whatever
-// an acquire or a CPU program does after their release returned. What CPU programs did happens before whatever an
-// acquire returns afterwards. A read may return what a store left unless another store came between the two in that
-// order. The Oracle knows nothing of how that is brought about.
+// Oracle says which values a read may return, from the order of events alone. A device's stores happen before
+// everything that an acquire or a CPU program does after their release has returned. CPU programs' stores happen before
+// everything that a later acquire returns. A read may return the value of a store, unless another store came between
+// the two in that order. The Oracle does not know how a system achieves that.
 //
-// It watches every byte, and orders events page by page, since releases and acquires have ranges.
+// It watches every byte. It orders events page by page, because releases and acquires have ranges.
 //
-// Agents are the CPU, which is 0, the devices, and whoever writes in SOURCE, see source.go.
+// Agents are the CPU, which is 0, the devices, and the one that changes SOURCE, see oracle_source.go.
 type Oracle struct {
 	layout Layout
-	// sizes are what programs on the CPU may take for the file's size. The last is the real one; the others are of the
-	// time before changes in SOURCE that nobody needs to have noticed.
+	// sizes are the sizes that CPU programs may see. The last is the real one. The others are from before changes in
+	// SOURCE that need not have been noticed yet.
 	sizes []int64
 	pages []*oraclePage
-	// published has, per open release, the clocks of its pages when it began.
+	// published has, for each open release, the clocks of its pages when it began.
 	published map[Client]map[int]clock
-	views     map[Client]Step // the last View of each
-	// junk says that bytes past end of file may be anything: a device's program stored there, or SOURCE was cut.
+	views     map[Client]Step // the last View of each client
+	// junk says that bytes past end of file may have any value: a device's program stored there, or SOURCE was cut.
 	junk  bool
 	times oracleTimes
-	// trace, if not nil, records events.
+	// trace records events if it is not nil.
 	trace *Trace
 }
 
@@ -41,18 +41,18 @@ func (c clock) join(d clock) {
 type oracleStore struct {
 	agent int
 	at    clock
-	// vals are what each byte may have become. A copy of bytes that several stores raced for has several.
+	// vals are the possible values of each byte. A copy of bytes that several stores raced for has several.
 	vals []values
-	// soft is set on a store in SOURCE that the mount may write over, since it was using the page at that time.
+	// soft is set on a store in SOURCE that the mount may overwrite, because it was using the page at that time.
 	soft bool
-	// firm is set on what SOURCE added to the end of the file: nobody on the mount can have had anything there.
+	// firm is set on bytes that SOURCE added to the end of the file: the mount cannot have had other bytes there.
 	firm bool
 }
 
 // before reports whether the store is known at clock c.
 func (s *oracleStore) before(c clock) bool { return c[s.agent] >= s.at[s.agent] }
 
-// values are what a store left: the i-th byte after offset is first+i, or first with same, or data[i].
+// values are the bytes of a store: byte i after offset is first+i, or first if same is set, or data[i].
 type values struct {
 	offset int64
 	first  byte
@@ -70,7 +70,7 @@ func (v *values) at(off int64) byte {
 	return v.first + byte(off-v.offset)
 }
 
-// is reports whether v and w leave the same bytes for the same reason.
+// is reports whether v and w are the same bytes for the same reason.
 func (v *values) is(w values) bool {
 	switch {
 	case v.same || w.same:
@@ -81,7 +81,7 @@ func (v *values) is(w values) bool {
 	return v.first-byte(v.offset) == w.first-byte(w.offset)
 }
 
-// appendValues appends those of more that are not in list.
+// appendValues appends the elements of more that are not in list.
 func appendValues(list, more []values) []values {
 	for _, v := range more {
 		if !slices.ContainsFunc(list, v.is) {
@@ -96,22 +96,22 @@ var zeros = values{same: true}
 // valuesOf returns what a step stores at off.
 func valuesOf(s Step, off int64) values { return values{offset: off, first: s.Val, same: s.Same} }
 
-// segment is a part of a page whose bytes the same stores wrote. It goes up to the next one.
+// segment is a part of a page with the same stores. It extends to the next segment.
 type segment struct {
 	from   int
 	stores []*oracleStore
 }
 
 type oraclePage struct {
-	// clocks has what each agent knows of. released is what everyone knows who acquires.
+	// clocks has what each agent knows. released is what an agent learns when it acquires.
 	clocks   []clock
 	released clock
 	segments []segment
-	// touched has the agents whose copies of the page may differ from home, so that it may go home as a whole.
+	// touched has the agents whose copies of the page may differ from home, so that the whole page may go home.
 	touched map[int]bool
 }
 
-// spots are the bytes of a page that programs like to use, at edges of words and elsewhere.
+// spots are the bytes of a page that programs use often: at edges of words, and elsewhere.
 var spots = []int{0, 1, 7, 8, 9, 15, 16, 100, 1000, 1001, 2047, 2048, 4088, 4094, 4095}
 
 // NewOracle returns the Oracle of a file of zeros.
@@ -136,10 +136,10 @@ func (o *Oracle) clock() clock { return make(clock, o.source()+1) }
 
 func (o *Oracle) size() int64 { return o.sizes[len(o.sizes)-1] }
 
-// LeastSize is the smallest size that programs on the CPU may take the file to have.
+// LeastSize returns the smallest size that CPU programs may see.
 func (o *Oracle) LeastSize() int64 { return slices.Min(o.sizes) }
 
-// each calls fn for the pages that [off, off+n) touches, and the part of each.
+// each calls fn for each page that [off, off+n) touches, with the part of the page in that range.
 func (o *Oracle) each(off, n int64, fn func(p int, pg *oraclePage, from, to int)) {
 	for p, pg := range o.pages {
 		start := int64(p) * PageSize
@@ -150,7 +150,7 @@ func (o *Oracle) each(off, n int64, fn func(p int, pg *oraclePage, from, to int)
 	}
 }
 
-// cut makes a segment begin at a byte and returns its index.
+// cut makes a segment begin at a byte, and returns the segment's index.
 func (pg *oraclePage) cut(at int) int {
 	i, found := slices.BinarySearchFunc(pg.segments, at, func(s segment, at int) int { return s.from - at })
 	if !found && at < PageSize {
@@ -165,7 +165,7 @@ func (pg *oraclePage) within(from, to int) []segment {
 	return pg.segments[i:pg.cut(to)]
 }
 
-// store records n bytes at off. Bytes past end of file are nobody's.
+// store records a store of n bytes at off. Bytes past end of file are ignored.
 func (o *Oracle) store(agent int, off, n int64, vals ...values) {
 	o.trace.store(agent, off, min(n, o.size()-off), vals)
 	o.each(off, min(n, o.size()-off), func(_ int, pg *oraclePage, from, to int) {
@@ -178,18 +178,18 @@ func (o *Oracle) store(agent int, off, n int64, vals ...values) {
 	})
 }
 
-// everywhere records that n bytes at off are zero for everybody from now on, whatever anybody knew or stored.
+// everywhere records that n bytes at off are zero for all agents from now on, regardless of earlier stores.
 func (o *Oracle) everywhere(off, n int64) {
 	o.trace.add("zero", 0, o.trace.within(off, n), 0)
 	o.each(off, n, func(_ int, pg *oraclePage, from, to int) {
 		list := pg.within(from, to)
 		for i := range list {
-			list[i].stores = []*oracleStore{{at: o.clock(), vals: []values{zeros}}} // its clock is before every other
+			list[i].stores = []*oracleStore{{at: o.clock(), vals: []values{zeros}}} // a clock before all others
 		}
 	})
 }
 
-// add adds a store, and drops those that nobody may read any more.
+// add adds a store, and drops stores that no agent may read any more.
 func (pg *oraclePage) add(from, to int, s *oracleStore) {
 	list := pg.within(from, to)
 	for i := range list {
@@ -200,14 +200,14 @@ func (pg *oraclePage) add(from, to int, s *oracleStore) {
 	}
 }
 
-// superseded reports whether at clock c another store is known that came after s.
+// superseded reports whether at clock c a store after s is known.
 func superseded(stores []*oracleStore, s *oracleStore, c clock) bool {
 	return slices.ContainsFunc(stores, func(t *oracleStore) bool {
 		return t != s && !t.soft && s.before(t.at) && t.before(c)
 	})
 }
 
-// current returns those of stores that may be read at clock c.
+// current returns the stores that may be read at clock c.
 func current(stores []*oracleStore, c clock) (list []*oracleStore) {
 	for _, s := range stores {
 		if !superseded(stores, s, c) {
@@ -223,7 +223,7 @@ func allowed(stores []*oracleStore, off int64, b byte) bool {
 	})
 }
 
-// check compares bytes that an agent sees at off with what it may see.
+// check compares bytes that an agent sees at off with those that it may see.
 func (o *Oracle) check(agent int, off int64, got []byte) (err error) {
 	o.trace.read(agent, off, got)
 	o.each(off, int64(len(got)), func(p int, pg *oraclePage, from, to int) {
@@ -238,8 +238,8 @@ func (o *Oracle) check(agent int, off int64, got []byte) (err error) {
 	return err
 }
 
-// checkAt compares the bytes [from, to) of a page. A program on the CPU that sees that SOURCE made the file longer sees
-// what was added, too. What SOURCE made of these bytes since, it need not have noticed.
+// checkAt compares the bytes [from, to) of a page. A CPU program that sees that the file grew in SOURCE also sees the
+// added bytes. It need not have noticed later changes of these bytes in SOURCE.
 func (o *Oracle) checkAt(p, from, to int, got []byte, c clock, onCPU bool) error {
 	pg, start := o.pages[p], int64(p)*PageSize
 	list := pg.within(from, to)
@@ -266,8 +266,8 @@ func (o *Oracle) checkAt(p, from, to int, got []byte, c clock, onCPU bool) error
 	return nil
 }
 
-// whenAdded is clock c for somebody who knows that SOURCE added the bytes of stores to the file: noticed, where it is
-// not known when it did.
+// whenAdded returns clock c of an agent that knows that SOURCE added the bytes of stores to the file. If it is unknown
+// when SOURCE did that, it returns noticed.
 func whenAdded(stores []*oracleStore, c, noticed clock) clock {
 	for i := len(stores) - 1; i >= 0; i-- {
 		if stores[i].firm {

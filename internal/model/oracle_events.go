@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// Event tells the Oracle of a step that was carried out, and what it returned. It fails if no order of events allows
-// it.
+// Event tells the Oracle of a step that was carried out, and of the bytes that it returned. It returns an error if no
+// order of events allows these.
 func (o *Oracle) Event(s Step, got []byte) error {
 	defer o.times.event(o, s)
 	switch {
@@ -64,7 +64,7 @@ func (o *Oracle) cpuEvent(s Step, got []byte) error {
 	case Append:
 		s.Off = o.size()
 		for i := range o.sizes {
-			o.sizes[i] += s.Len // the kernel adds them to what it takes for the size
+			o.sizes[i] += s.Len // the kernel adds them to the size that it knows
 		}
 		o.write(s)
 	case Write, DirectWrite:
@@ -97,7 +97,7 @@ func (o *Oracle) cpuEvent(s Step, got []byte) error {
 	case Read, DirectRead, SeekRead, CopyOut:
 		if !slices.ContainsFunc(o.sizes,
 			func(size int64) bool { return int64(len(got)) == max(min(s.Len, size-s.Off), 0) }) {
-			return fmt.Errorf("%d bytes were read of %d at %d; the size is %v", len(got), s.Len, s.Off, o.sizes)
+			return fmt.Errorf("read %d of %d bytes at %d; the size is %v", len(got), s.Len, s.Off, o.sizes)
 		}
 		return o.check(0, s.Off, got)
 	case Fsync:
@@ -119,7 +119,7 @@ func (o *Oracle) write(s Step) {
 	o.store(0, s.Off, s.Len, valuesOf(s, s.Off))
 }
 
-// growTo makes the file at least as large. What lies between the sizes is zero.
+// growTo makes the file at least size bytes long. The new bytes are zero.
 func (o *Oracle) growTo(size int64) {
 	old := o.size()
 	for i := range o.sizes {
@@ -128,14 +128,14 @@ func (o *Oracle) growTo(size int64) {
 	o.everywhere(old, size-old)
 }
 
-// resize sets the size. What lies past either size is zero for everybody.
+// resize sets the size. Bytes past either size are zero for all agents.
 func (o *Oracle) resize(size int64) {
 	old := o.size()
 	o.sizes = []int64{size}
 	o.everywhere(min(old, size), max(old, size)-min(old, size))
 }
 
-// copyRange stores at one place what may be read at another.
+// copyRange stores at Off the values that may be read at From.
 func (o *Oracle) copyRange(s Step) {
 	type piece struct {
 		off, n int64
@@ -205,8 +205,8 @@ func (o *Oracle) collected() {
 	}
 }
 
-// synced notes that everything that programs on the CPU stored, and that devices released, is home. home is what home
-// has, nil where nobody looked.
+// synced notes that everything that CPU programs stored and devices released is home. home is the backing file's bytes,
+// or nil if they were not read.
 func (o *Oracle) synced(home []byte) error {
 	o.collected()
 	for _, pg := range o.pages {
@@ -224,7 +224,8 @@ func (o *Oracle) synced(home []byte) error {
 	return nil
 }
 
-// checkLoad checks what a device's program loads. Past end of file there are zeros, unless programs stored there.
+// checkLoad checks the bytes that a device's program loads. Past end of file they are zero, unless programs stored
+// there.
 func (o *Oracle) checkLoad(agent int, off int64, got []byte) error {
 	n := min(int64(len(got)), max(o.size()-off, 0))
 	if err := o.check(agent, off, got[:n]); err != nil {
@@ -238,8 +239,8 @@ func (o *Oracle) checkLoad(agent int, off int64, got []byte) error {
 	return nil
 }
 
-// checkPeek checks what a client finds in the whole of the memory that it got: nothing but zeros and bytes that it may
-// read in the file now.
+// checkPeek checks all of the memory that a client got: it may contain only zeros and bytes that the client may read in
+// the file now.
 func (o *Oracle) checkPeek(agent int, got []byte) (err error) {
 	o.each(0, min(int64(len(got)), o.size()), func(p int, pg *oraclePage, from, to int) {
 		c := slices.Clone(pg.clocks[agent])

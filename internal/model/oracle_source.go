@@ -2,18 +2,18 @@ package model
 
 import "slices"
 
-// What somebody does in SOURCE directly, beside the mount, is known to programs on the CPU from the next open on, and
-// to devices from the next acquire on. Until then they may see it or not. A release does not tell programs on the CPU
-// of what the device knows of SOURCE.
+// CPU programs learn of a change made directly in SOURCE at the next open at the latest, and devices at the next
+// acquire. Until then, they may or may not see it. A release does not tell CPU programs what the device knows of
+// SOURCE.
 //
-// A page of which the mount has bytes that are not home yet may go home as a whole, whatever SOURCE has by then. So a
-// store in SOURCE may be lost, and is called soft, if somebody had stored into the page on the mount and not synced it,
-// or does so without knowing of the store. All of the page counts as stored by it at that time. A store in SOURCE is
-// firm, and may not be lost, where it made the file longer: the mount has nothing to put there. A write through the
-// mount that goes home at once changes the bytes that it has, and no others.
+// If the mount has bytes of a page that are not home yet, the whole page may go home, over newer bytes in SOURCE. So a
+// store in SOURCE is called soft, and may be lost, in two cases: a program on the mount had stored into the page and
+// not synced it, or does so later without knowing of the store in SOURCE. The program then counts as having stored the
+// whole page. A store in SOURCE that made the file longer is called firm, and must not be lost: the mount has no bytes
+// for that place. A write through the mount that goes home at once changes its own bytes only.
 
-// changeSource tells the Oracle of a step in SOURCE. got is what the file has from Off on afterwards, or as a whole
-// after a SourceClone, since these steps move bytes that the Oracle need not know.
+// changeSource tells the Oracle of a step in SOURCE. got is the file's bytes from Off on after the step, or all of them
+// after a SourceClone. These steps move bytes that the Oracle cannot predict.
 func (o *Oracle) changeSource(s Step, got []byte) {
 	old := o.size()
 	switch s.Op {
@@ -57,7 +57,8 @@ func (o *Oracle) sourceStore(off, n int64, firm bool, v values) {
 	})
 }
 
-// countAsStored has a device, or the kernel, store what it has of a page, which may be newer than what it acquired.
+// countAsStored records that a device, or the kernel, stores its copy of a page, which may be newer than what it
+// acquired.
 func (pg *oraclePage) countAsStored(agent int) {
 	c := pg.clocks[agent]
 	before := slices.Clone(c)
@@ -71,8 +72,8 @@ func (pg *oraclePage) countAsStored(agent int) {
 	}
 }
 
-// touch notes that an agent's copies of pages are no longer home's, so that they may go home over what it does not know
-// of.
+// touch notes that an agent's copies of pages differ from home. So they may go home over changes that the agent does
+// not know.
 func (o *Oracle) touch(agent int, off, n int64) {
 	o.each(off, n, func(_ int, pg *oraclePage, _, _ int) {
 		pg.touched[agent] = true
@@ -90,7 +91,7 @@ func (o *Oracle) touch(agent int, off, n int64) {
 	})
 }
 
-// notice has programs on the CPU know what SOURCE has.
+// notice records that CPU programs now know the state of SOURCE.
 func (o *Oracle) notice() {
 	for _, pg := range o.pages {
 		pg.clocks[0].join(pg.clocks[o.source()])

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestOracleOfWiderSteps gives the Oracle programs with operations that the Model does not decide exactly, and answers
+// TestOracleOfWiderSteps gives the Oracle programs with operations that the Model does not predict exactly, and answers
 // to their last step.
 func TestOracleOfWiderSteps(t *testing.T) {
 	const stored = "gpu0a map 0+1p writable\ngpu0a store 0+1 0x01\ngpu0a release 0+1p\n"
@@ -125,7 +125,7 @@ func TestOracleOfWiderSteps(t *testing.T) {
 	}
 }
 
-// TestOracleOfTimes: what fstat may say of mtime. Each step takes a second.
+// TestOracleOfTimes: the mtimes that fstat may return. Each step takes a second.
 func TestOracleOfTimes(t *testing.T) {
 	const set = "cpu0 settimes 0x07\n"
 	for _, c := range []struct {
@@ -198,8 +198,8 @@ func TestOracleOfTimes(t *testing.T) {
 	})
 }
 
-// TestOracleStaysSmall: however often SOURCE changes a page that somebody stores into, few values are remembered of a
-// byte.
+// TestOracleStaysSmall: few values of a byte are remembered, however often SOURCE changes a page that programs store
+// into.
 func TestOracleStaysSmall(t *testing.T) {
 	l := DefaultLayout(true)
 	o := NewOracle(l)

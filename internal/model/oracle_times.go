@@ -7,37 +7,37 @@ import (
 	"time"
 )
 
-// What fstat may say of a file: a size that programs may take it for, and as mtime the moment of the last modification
-// that went home at once, or the time that was set after it. While programs have stored bytes that are not released or
-// synced, any moment since will do too, since these bytes may go home early. A release modifies the file again while
-// what was released before is not home.
+// fstat may return: a size that programs may see, and as mtime the moment of the last modification that went home at
+// once, or a time that was set after it. While bytes are stored but neither released nor synced, any moment since is
+// allowed too, because these bytes may go home early. A release modifies the file again while earlier released bytes
+// are not home.
 
-// coarse is how far the clock of files may be behind the clock of programs.
+// coarse is how far file times may lag behind the programs' clock.
 const coarse = 20 * time.Millisecond
 
 type oracleTimes struct {
-	now func() time.Time // nil: times are not looked at
-	// last is when the last step ended, so that the next one began later.
+	now func() time.Time // nil: times are not checked
+	// last is when the last step ended. The next one began after it.
 	last time.Time
-	// may has the moments that fstat may give. open is when stores began to be under way, zero if there are none.
+	// may has the moments that fstat may return. open is when the pending stores began, zero if there are none.
 	may  []moments
 	open time.Time
-	// any is set while nothing is known.
+	// known is set once a program has set the time; before that, any time is allowed.
 	known bool
 }
 
-// moments are those from one to another.
+// moments are all times from one to another.
 type moments struct{ from, to time.Time }
 
-// WatchTimes has the Oracle look at times. now tells the time.
+// WatchTimes makes the Oracle check times. now returns the current time.
 func (o *Oracle) WatchTimes(now func() time.Time) {
 	o.times = oracleTimes{now: now, last: now()}
 }
 
-// timeOfStep is what a SetTimes sets.
+// Time returns the time that a SetTimes sets.
 func (s Step) Time() time.Time { return time.Unix(1_500_000_000+int64(s.Val), 0) }
 
-// AppendStat makes what a Stat returns.
+// AppendStat appends the result of a Stat.
 func AppendStat(b []byte, size int64, mtime time.Time) []byte {
 	b = binary.LittleEndian.AppendUint64(b, uint64(size))
 	return binary.LittleEndian.AppendUint64(b, uint64(mtime.UnixNano()))
@@ -60,7 +60,7 @@ func (o *Oracle) checkStat(got []byte) error {
 	return fmt.Errorf("fstat says mtime %v, want one of %v", mtime, t.may)
 }
 
-// event notes what a step does to times. The Oracle knows the step already.
+// event updates the possible times after a step that the Oracle has already handled.
 func (t *oracleTimes) event(o *Oracle, s Step) {
 	if t.now == nil {
 		return
@@ -99,8 +99,8 @@ func (t *oracleTimes) event(o *Oracle, s Step) {
 	t.last = now
 }
 
-// Refused tells the Oracle of a step that SOURCE's filesystem refused. A kernel that keeps times itself moves mtime
-// before it asks for an fallocate.
+// Refused tells the Oracle of a step that SOURCE's filesystem refused. A kernel that keeps times itself changes mtime
+// before it sends a fallocate.
 func (o *Oracle) Refused(s Step) {
 	t := &o.times
 	if t.now == nil {
@@ -113,14 +113,14 @@ func (o *Oracle) Refused(s Step) {
 	t.last = now
 }
 
-// publishesAgain reports whether the pages of s have something that its device released and that may not be home.
+// publishesAgain reports whether the device of s has released bytes of the pages of s that may not be home.
 func (o *Oracle) publishesAgain(s Step) (again bool) {
 	agent := o.layout.Device(s.Client) + 1
 	o.each(s.Off, s.Len, func(_ int, pg *oraclePage, _, _ int) { again = again || pg.touched[agent] })
 	return again
 }
 
-// storing reports whether programs stored bytes that nobody released or synced.
+// storing reports whether there are stores that were neither released nor synced.
 func (o *Oracle) storing() bool {
 	return slices.ContainsFunc(o.pages, func(pg *oraclePage) bool {
 		for agent := range pg.touched {

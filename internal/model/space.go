@@ -1,21 +1,21 @@
 package model
 
-// directWrite writes past the kernel's page cache, which forgets the range.
+// directWrite writes past the kernel's page cache. The kernel drops the range.
 func (m *Model) directWrite(s Step) {
 	m.forget(s.Off, s.Len)
 	m.writeHome(s.Off, s.Bytes())
 	m.heldWhole(s.Off, s.Len)
 }
 
-// forget has the kernel write the pages of [off, off+n) home and forget them.
+// forget makes the kernel write the pages of [off, off+n) home and drop them.
 func (m *Model) forget(off, n int64) {
 	m.each(off, n, func(p, _, _ int, _ int64) {
 		m.drop(p)
-		m.pages[p].kernel.present = false // past end of file, too
+		m.pages[p].kernel.present = false // also past end of file
 	})
 }
 
-// heldWhole notes that the daemon must take it that the kernel holds the pages that were written whole.
+// heldWhole notes that the daemon must assume that the kernel holds the pages that were written whole.
 func (m *Model) heldWhole(off, n int64) {
 	m.each(off, n, func(p, from, to int, _ int64) {
 		if to-from == PageSize {
@@ -24,7 +24,7 @@ func (m *Model) heldWhole(off, n int64) {
 	})
 }
 
-// allocate changes no byte, but perhaps the size.
+// allocate changes no byte, but may change the size.
 func (m *Model) allocate(s Step) {
 	m.each(s.Off, s.Len, func(p, _, _ int, _ int64) { m.collect(p, false) })
 	if end := s.Off + s.Len; end > m.size && !s.Keep {
@@ -33,7 +33,7 @@ func (m *Model) allocate(s Step) {
 	}
 }
 
-// zero makes [off, off+n) zeros, up to end of file if keep.
+// zero zeroes [off, off+n), with keep only up to end of file.
 func (m *Model) zero(off, n int64, keep bool) {
 	if keep {
 		n = min(n, m.size-off)
@@ -52,8 +52,7 @@ func (m *Model) zero(off, n int64, keep bool) {
 	})
 }
 
-// seekRead has the daemon bring everything home from an offset on, for nobody knows where data begins or ends
-// otherwise.
+// seekRead makes the daemon bring home everything from an offset on. Otherwise nobody knows where data begins and ends.
 func (m *Model) seekRead(s Step) []byte {
 	m.flush(s.Off, m.size-s.Off, false)
 	for p := int(s.Off / PageSize); p < len(m.pages); p++ {
@@ -69,7 +68,7 @@ func (m *Model) homeBytes(off, n int64) (out []byte) {
 	return out
 }
 
-// copyRange has the kernel write both ranges home and forget the pages of the destination.
+// copyRange makes the kernel write both ranges home and drop the pages of the destination.
 func (m *Model) copyRange(s Step) {
 	m.flush(s.From, s.Len, false)
 	m.forget(s.Off, s.Len)
@@ -78,7 +77,7 @@ func (m *Model) copyRange(s Step) {
 	m.heldWhole(s.Off, s.Len)
 }
 
-// copyOut is a read of home.
+// copyOut reads home.
 func (m *Model) copyOut(s Step) []byte {
 	n := min(s.Len, m.size-s.Off)
 	m.flush(s.Off, n, false)
@@ -86,8 +85,8 @@ func (m *Model) copyOut(s Step) []byte {
 	return m.homeBytes(s.Off, n)
 }
 
-// source carries out what somebody does in SOURCE. When that is noticed, nobody knows; the Model only stays a model of
-// some file of that size.
+// source carries out a change in SOURCE. When it is noticed is unknown, so afterwards the Model only models some file
+// of that size.
 func (m *Model) source(s Step) {
 	m.flush(0, m.size, true)
 	switch s.Op {

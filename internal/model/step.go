@@ -10,7 +10,7 @@ import (
 // PageSize is the unit of versions and merging, in bytes.
 const PageSize = 4096
 
-// Op is what a Step does.
+// Op is the operation of a Step.
 type Op uint8
 
 const (
@@ -20,7 +20,7 @@ const (
 	MapStore
 	// Read is pread of Len bytes at Off by a CPU program, through the kernel's page cache.
 	Read
-	// DirectRead is the same with O_DIRECT.
+	// DirectRead is a Read with O_DIRECT.
 	DirectRead
 	// Fsync is fsync by a CPU program.
 	Fsync
@@ -28,9 +28,9 @@ const (
 	Truncate
 	// Punch makes [Off, Off+Len) a hole.
 	Punch
-	// Flush is the kernel's write-back of the dirty pages of [Off, Off+Len), which it keeps.
+	// Flush makes the kernel write back the dirty pages of [Off, Off+Len) and keep them.
 	Flush
-	// Reclaim has the kernel forget the clean pages of [Off, Off+Len).
+	// Reclaim makes the kernel drop the clean pages of [Off, Off+Len).
 	Reclaim
 	// Append is a write of Len bytes with O_APPEND.
 	Append
@@ -38,31 +38,31 @@ const (
 	DirectWrite
 	// OpenTrunc opens the file with O_TRUNC.
 	OpenTrunc
-	// Allocate is fallocate of [Off, Off+Len), with Keep one that leaves the size alone.
+	// Allocate is fallocate of [Off, Off+Len). With Keep it leaves the size as it is.
 	Allocate
-	// Zero is fallocate with ZERO_RANGE, which makes the file longer unless Keep.
+	// Zero is fallocate with ZERO_RANGE. It makes the file longer, unless Keep is set.
 	Zero
-	// PunchRest makes everything from Off to the largest offset a hole.
+	// PunchRest punches a hole from Off to the largest offset.
 	PunchRest
-	// SeekRead reads [Off, Off+Len) as cp --sparse does: what SEEK_DATA and SEEK_HOLE call data is read, the rest is
-	// zeros.
+	// SeekRead reads [Off, Off+Len) as cp --sparse does: it reads what SEEK_DATA and SEEK_HOLE report as data, and
+	// takes the rest for zeros.
 	SeekRead
 	// Copy is copy_file_range of Len bytes at From to Off.
 	Copy
 	// CopyOut is copy_file_range of [Off, Off+Len) to another file, which is then read.
 	CopyOut
-	// Stat returns what fstat says, see AppendStat.
+	// Stat returns the result of fstat, see AppendStat.
 	Stat
-	// SetTimes sets mtime to second Val.
+	// SetTimes sets mtime to the second that Val selects.
 	SetTimes
 	// Chmod changes the file's mode.
 	Chmod
 	// Reopen closes the file and opens it again.
 	Reopen
-	// Unlink removes the file's name. Clients go on with what they have open.
+	// Unlink removes the file's name. Clients continue with their open files.
 	Unlink
 
-	// SourceWrite writes [Off, Off+Len) in SOURCE directly, as do all that follow up to Map.
+	// SourceWrite writes [Off, Off+Len) directly in SOURCE. The operations up to Map also happen there.
 	SourceWrite
 	// SourceAppend appends Len bytes.
 	SourceAppend
@@ -70,7 +70,7 @@ const (
 	SourceTruncate
 	// SourcePunch makes [Off, Off+Len) a hole.
 	SourcePunch
-	// SourceCollapse takes the pages of [Off, Off+Len) out, and SourceInsert puts zeros there.
+	// SourceCollapse removes the pages of [Off, Off+Len). SourceInsert inserts zeros there.
 	SourceCollapse
 	SourceInsert
 	// SourceClone replaces the file's blocks by those of a reflink in which [Off, Off+Len) was written.
@@ -82,7 +82,7 @@ const (
 	SourceLink
 	SourceRename
 
-	// Map maps the pages of [Off, Off+Len) for a GPU client that maps nothing. It is an acquire unless Lazy.
+	// Map maps the pages of [Off, Off+Len) for a GPU client that maps nothing. It is also an acquire, unless Lazy.
 	Map
 	// Unmap ends a GPU client's mapping.
 	Unmap
@@ -98,29 +98,29 @@ const (
 	Release
 	// Publish is the first half of a Release; the kernel still holds its pages.
 	Publish
-	// Drop has the kernel write and drop the pages of [Off, Off+Len) that the client's Publish asked it to.
+	// Drop makes the kernel write and drop the pages of [Off, Off+Len) that the client's Publish asked it to drop.
 	Drop
-	// Finish is the rest of the Release that Publish began.
+	// Finish is the second half of a Release, after Publish.
 	Finish
 	// DontNeed is gaia_madvise(DONTNEED) of the pages of [Off, Off+Len).
 	DontNeed
-	// Peek looks at the whole of the extents that a GPU client mapped, beyond its mapping.
+	// Peek looks at all of the extents that a GPU client mapped, beyond its mapping.
 	Peek
-	// Evict takes the pages of [Off, Off+Len) that no client maps from the device of the client.
+	// Evict evicts the pages of [Off, Off+Len) that no client maps from the client's device.
 	Evict
-	// Collect brings everything home that was released and does not drain, in the background.
+	// Collect brings home everything that was released and does not drain, in the background.
 	Collect
-	// Untrack stops tracking what no client maps for writing any more.
+	// Untrack stops tracking pages that no client maps for writing any more.
 	Untrack
 	// Group begins a group of the pages of [Off, Off+Len), stores Len bytes at Off, and releases the group.
 	Group
 	// Use begins a bracket of the pages of [Off, Off+Len) of a movable mapping, and acquires them unless Lazy. Done
-	// ends brackets of the client, which ones Val says.
+	// ends brackets of the client; Val says which.
 	Use
 	Done
 
-	// View makes a view of the Segments of the step for a GPU client that has none, and acquires it unless Lazy. Look
-	// acquires a part of it, or all, and reads that. Unview ends it.
+	// View makes a view of the step's Segments for a GPU client without a view, and acquires it unless Lazy. Look
+	// acquires all or a part of the view and reads it. Unview closes the view.
 	View
 	Look
 	Unview
@@ -152,11 +152,11 @@ func (o Op) hasRange() bool {
 	return true
 }
 
-// hasOffset and hasLength are for operations without a range of both.
+// hasOffset and hasLength are for operations that use only one of Off and Len.
 func (o Op) hasOffset() bool { return o == Truncate || o == PunchRest || o == SourceTruncate }
 func (o Op) hasLength() bool { return o == Append || o == SourceAppend }
 
-// wholePages reports whether programs use whole pages with the Op.
+// wholePages reports whether programs use the Op with whole pages.
 func (o Op) wholePages() bool {
 	return o.hasRange() && (o >= Map && o < View && o != Store && o != Load && o != Group || o == SourceCollapse ||
 		o == SourceInsert)
@@ -171,20 +171,21 @@ func (o Op) stores() bool {
 	return false
 }
 
-// OfViews reports whether it is about views.
+// OfViews reports whether the Op is about views.
 func (o Op) OfViews() bool { return o >= View }
 
 // hasValue reports whether the Op uses Val.
 func (o Op) hasValue() bool { return o.stores() || o == Use || o == Done || o == View || o == Look }
 
-// byCPU reports whether CPU programs do it, or somebody in SOURCE.
+// byCPU reports whether the Op is of CPU programs, in SOURCE, or of the daemon in the background.
 func (o Op) byCPU() bool { return o < Map || o == Collect || o == Untrack }
 
-// InSource reports whether it happens beside the mount.
+// InSource reports whether the Op happens directly in SOURCE.
 func (o Op) InSource() bool { return o >= SourceWrite && o < Map }
 
-// Exact reports whether the Model knows exactly what comes of it. Of the others only the Oracle can judge. Groups and
-// steps of views and of brackets are exact too, but not every System has them: who has asks for them besides.
+// Exact reports whether the Model predicts the result of the Op exactly and every System supports it. The results of
+// other Ops are judged by the Oracle only. Groups, and steps of brackets and views, are predicted exactly too, but not
+// every System supports them: a System that does must ask for them.
 func (o Op) Exact() bool {
 	switch o {
 	case Stat, SetTimes, Chmod, Reopen, Unlink, Peek, Group, Use, Done:
@@ -193,7 +194,7 @@ func (o Op) Exact() bool {
 	return !o.InSource() && !o.OfViews()
 }
 
-// Ops returns all of them.
+// Ops returns all operations.
 func Ops() (list []Op) {
 	for o := range numOps {
 		list = append(list, o)
@@ -201,7 +202,7 @@ func Ops() (list []Op) {
 	return list
 }
 
-// OpNamed returns the Op of a name.
+// OpNamed returns the Op with a name.
 func OpNamed(name string) (Op, bool) {
 	i := slices.Index(opNames[:], name)
 	return Op(max(i, 0)), i >= 0
@@ -214,22 +215,22 @@ type Client int
 type Step struct {
 	Op     Op
 	Client Client
-	// Off and Len are bytes of the file.
+	// Off and Len are a range of bytes of the file.
 	Off, Len int64
-	// Val is the first byte stored; the i-th is Val+i, or Val again with Same.
+	// Val is the first byte stored. Byte i is Val+i, or Val if Same is set.
 	Val  byte
 	Same bool
-	// From is where a Copy copies from.
+	// From is the source offset of a Copy.
 	From int64
 	// Keep is for Allocate and Zero.
 	Keep bool
 	// Writable, Lazy and Movable are for Map. Use and View may be Lazy, too.
 	Writable, Lazy, Movable bool
-	// During says that the step, a Store, happens in the midst of the one before it.
+	// During says that the step, a Store, happens during the step before it.
 	During bool
 }
 
-// Bytes returns what a step stores.
+// Bytes returns the bytes that a step stores.
 func (s Step) Bytes() []byte {
 	b := make([]byte, s.Len)
 	for i := range b {
@@ -241,7 +242,7 @@ func (s Step) Bytes() []byte {
 	return b
 }
 
-// String returns the step as ParseStep reads it, but for the client's name, which Layout knows.
+// String returns the step in the form that ParseStep reads, without the client's name, which only Layout knows.
 func (s Step) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%v", s.Op)
@@ -281,24 +282,24 @@ func (s Step) String() string {
 	return b.String()
 }
 
-// Layout says who takes part in a program.
+// Layout describes the programs and devices that take part.
 type Layout struct {
-	// Pages bounds the size of the file.
+	// Pages limits the size of the file.
 	Pages int
 	// Devices is the number of devices.
 	Devices int
-	// CPUs is the number of CPU programs; GPUs has the device of each GPU program.
+	// CPUs is the number of CPU programs. GPUs has the device of each GPU program.
 	CPUs int
 	GPUs []int
 	// WriteBack says that the kernel caches writes.
 	WriteBack bool
-	// ReadAhead says that a read that finds a page on a device brings home what devices released of the pages after it.
+	// ReadAhead says that a read of a page that a device released also brings home the released pages after it.
 	ReadAhead bool
-	// Size is the file's size at the start. Its bytes are zero.
+	// Size is the file's initial size. Its bytes are zero.
 	Size int64
 }
 
-// DefaultLayout is two CPU programs and three devices, of which two programs share the first.
+// DefaultLayout returns a layout with two CPU programs and three devices. Two GPU programs share the first device.
 func DefaultLayout(writeBack bool) Layout {
 	return Layout{Pages: 6, Devices: 3, CPUs: 2, GPUs: []int{0, 0, 1, 2}, WriteBack: writeBack, Size: 4*PageSize + 1000}
 }
@@ -326,10 +327,10 @@ func (l Layout) Name(c Client) string {
 	return fmt.Sprintf("gpu%d%c", l.Device(c), letter)
 }
 
-// Format returns a step as a line of a program.
+// Format returns a step as one line of a program.
 func (l Layout) Format(s Step) string { return l.Name(s.Client) + " " + s.String() }
 
-// ParseStep reads what Format wrote.
+// ParseStep parses a line that Format returned.
 func (l Layout) ParseStep(line string) (s Step, err error) {
 	f := strings.Fields(line)
 	if len(f) < 2 {
@@ -384,7 +385,7 @@ func (l Layout) ParseStep(line string) (s Step, err error) {
 	return s, nil
 }
 
-// parseOffset reads a number of bytes, or "2p7" for byte 7 of page 2.
+// parseOffset parses a number of bytes, or "2p7" for byte 7 of page 2.
 func parseOffset(w string) (int64, error) {
 	pages, rest, ok := strings.Cut(w, "p")
 	if !ok {
@@ -398,7 +399,7 @@ func parseOffset(w string) (int64, error) {
 	return n*PageSize + m, err
 }
 
-// ParseProgram reads lines of steps. Empty lines and those that begin with # are skipped.
+// ParseProgram parses lines of steps. It skips empty lines and lines that begin with #.
 func (l Layout) ParseProgram(text string) (program []Step, err error) {
 	for _, line := range strings.Split(text, "\n") {
 		if line = strings.TrimSpace(line); line == "" || line[0] == '#' {

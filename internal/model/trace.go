@@ -16,48 +16,49 @@ var (
 	TracePrograms = flag.Int("programs", 20, "number of random programs that write traces")
 )
 
-// Trace records what an Oracle is told of a few bytes, as events of spec/Clients.tla. TLC then decides whether clients
-// saw what they may see; the Oracle's own opinion is not part of it.
+// Trace records an Oracle's events for a few bytes, as events of spec/Clients.tla. TLC then checks whether clients saw
+// what they may see. The Oracle's own verdict is not part of it.
 type Trace struct {
 	layout Layout
 	// bytes are the offsets of the watched bytes, stores the number of stores into each.
 	bytes  []int64
 	stores []int
 	events []string
-	// vague is set by an event that has no counterpart in the specification. Nothing is recorded after it.
+	// vague is set by an event without a counterpart in the specification. Nothing is recorded after it.
 	vague bool
 }
 
-// NewTrace returns the trace of a program that no Oracle follows: whoever runs it says what happened. The watched bytes
-// are zero at first.
+// NewTrace returns the trace of a program without an Oracle: the caller records the events. The watched bytes are zero
+// at first.
 func NewTrace(devices int, bytes ...int64) *Trace {
 	return &Trace{layout: Layout{Devices: devices, CPUs: 1}, bytes: bytes, stores: make([]int, len(bytes))}
 }
 
-// Store says that an agent stored a byte: 0 is the CPU, and 1 the first device.
+// Store records that an agent stored a byte. Agent 0 is the CPU, 1 the first device.
 func (t *Trace) Store(agent int, off int64, b byte) {
 	t.store(agent, off, 1, []values{{same: true, first: b}})
 }
 
-// Read says what an agent saw.
+// Read records what an agent saw.
 func (t *Trace) Read(agent int, off int64, got []byte) { t.read(agent, off, got) }
 
-// Acquire says that a device acquired at least [off, off+n).
+// Acquire records that a device acquired at least [off, off+n).
 func (t *Trace) Acquire(agent int, off, n int64) { t.add("acquire", agent, t.within(off, n), 0) }
 
-// Release says that a device released the pages of [off, off+n), before anything else happened.
+// Release records that a device released the pages of [off, off+n), and that the release returned before any other
+// event.
 func (t *Trace) Release(agent int, off, n int64) {
 	t.add("publish", agent, t.touched(off, n), 0)
 	t.add("finish", 0, t.touched(off, n), 0)
 }
 
-// Record has the Oracle record events of the given bytes of the file.
+// Record makes the Oracle record events of the given bytes of the file.
 func (o *Oracle) Record(bytes ...int64) *Trace {
 	o.trace = &Trace{layout: o.layout, bytes: bytes, stores: make([]int, len(bytes))}
 	return o.trace
 }
 
-// Spots returns two bytes of each of the first two pages, for a seed: places that random programs like.
+// Spots returns, for a seed, two bytes of each of the first two pages that random programs often use.
 func (l Layout) Spots(seed uint64) (bytes []int64) {
 	n := uint64(len(spots))
 	for p := range int64(min(2, l.Pages)) {
@@ -89,7 +90,7 @@ func (t *Trace) touched(off, n int64) (list []int) {
 	return t.within(first, end-first)
 }
 
-// add records an event of an agent, or of a client's release, and of some watched bytes.
+// add records an event of an agent, or of a client's release, for some watched bytes.
 func (t *Trace) add(event string, who int, bytes []int, value byte) {
 	if t == nil || len(bytes) == 0 {
 		return
@@ -127,11 +128,11 @@ func (t *Trace) look(off int64, got byte) {
 // Events returns the number of events recorded.
 func (t *Trace) Events() int { return len(t.events) }
 
-// batch is the number of traces that TLC judges at once. It follows them side by side, and its memory holds them all.
+// batch is the number of traces that TLC checks at once. It follows them side by side, with all of them in memory.
 const batch = 25
 
-// SaveTraces writes traces, which are of one layout, into a folder: TLA+ modules for spec/Trace.tla, each in a folder
-// of its own and with at most batch of the traces.
+// SaveTraces writes traces of one layout into a folder: TLA+ modules for spec/Trace.tla, each in a folder of its own
+// with at most batch traces.
 func SaveTraces(folder string, traces []*Trace) error {
 	for i := 0; len(traces) > 0; i++ {
 		n := min(batch, len(traces))

@@ -6,13 +6,14 @@ import (
 	"slices"
 )
 
-// A view of a client is what its View asked for. It has no state but that: a view that is acquired shows home, after
-// what devices released of its pages came home and the kernel's dirty pages of the whole span did.
+// A client's view is what its View asked for. It has no other state. An acquired view shows home, after the releases of
+// its pages and the kernel's dirty pages of the whole span have come home.
 
-// ViewSegment is Count rows of Len bytes, the first at Off of the file, each Stride bytes after the one before.
+// ViewSegment is Count rows of Len bytes. The first is at Off of the file; each begins Stride bytes after the one
+// before.
 type ViewSegment struct{ Off, Len, Stride, Count int64 }
 
-// Segments returns those of a View. Some overlap, and some reach past end of file.
+// Segments returns the segments of a View. Some overlap, and some reach past end of file.
 func (s Step) Segments() []ViewSegment {
 	list := []ViewSegment{{Off: s.Off, Len: s.Len, Count: 1}}
 	if s.Val&1 != 0 {
@@ -28,7 +29,7 @@ func (s Step) Segments() []ViewSegment {
 	return list
 }
 
-// Align is what the segments of a View are aligned at.
+// Align returns the alignment of the segments of a View.
 func (s Step) Align() int64 {
 	if s.Val&8 != 0 {
 		return 1
@@ -36,13 +37,13 @@ func (s Step) Align() int64 {
 	return 256
 }
 
-// viewByte is where a byte of a view comes from: row of segment, and at is the offset in the file. Padding has row -1.
+// viewByte is the origin of a byte of a view: row of segment, at offset at in the file. Padding has row -1.
 type viewByte struct {
 	at           int64
 	segment, row int
 }
 
-// viewBytes returns the bytes of the view of a View, one by one.
+// viewBytes returns the bytes of a View's view, one by one.
 func (s Step) viewBytes() (list []viewByte) {
 	for i, g := range s.Segments() {
 		for int64(len(list))%s.Align() != 0 {
@@ -57,7 +58,7 @@ func (s Step) viewBytes() (list []viewByte) {
 	return list
 }
 
-// Part returns the n bytes at off that a Look acquires of a view of so many.
+// Part returns the n bytes at off that a Look acquires of a view of size bytes.
 func (s Step) Part(size int64) (off, n int64) {
 	if s.Val%3 == 0 {
 		return 0, size
@@ -66,10 +67,10 @@ func (s Step) Part(size int64) (off, n int64) {
 	return off, min(s.Len, size-off)
 }
 
-// ViewSize returns the bytes of the view of a View.
+// ViewSize returns the size of a View's view in bytes.
 func (s Step) ViewSize() int64 { return int64(len(s.viewBytes())) }
 
-// acquireView brings home what the view of v shows at its bytes part.
+// acquireView brings home what the view of v shows in the bytes part.
 func (m *Model) acquireView(v Step, part []viewByte, whole bool) {
 	least, most := v.viewSpan()
 	m.flush(least, most-least, false)
@@ -82,7 +83,7 @@ func (m *Model) acquireView(v Step, part []viewByte, whole bool) {
 	}
 }
 
-// viewSpan returns the first byte of the view of a View, and the end of the last one.
+// viewSpan returns the smallest offset in the view of a View, and the end of the largest.
 func (s Step) viewSpan() (least, most int64) {
 	for i, b := range s.viewBytes() {
 		if b.row >= 0 && (i == 0 || b.at < least) {
@@ -95,8 +96,8 @@ func (s Step) viewSpan() (least, most int64) {
 	return least, most
 }
 
-// acquired returns what an acquire of the bytes part of the view of v brings up to date: from the first to the last
-// byte of each segment there, and of the whole view what is between segments, too.
+// acquired returns what an acquire of the bytes part of the view of v brings up to date: each segment's bytes from its
+// first to its last byte in part. For the whole view, it includes what is between segments.
 func (v Step) acquired(part []viewByte, whole bool) (list [][2]int64) {
 	if whole {
 		least, most := v.viewSpan()
@@ -113,7 +114,7 @@ func (v Step) acquired(part []viewByte, whole bool) (list [][2]int64) {
 		}
 		spans[b.segment] = [2]int64{min(span[0], b.at), max(span[1], b.at+1)}
 	}
-	// A part of several rows has whole rows.
+	// A part with several rows has whole rows.
 	for _, i := range slices.Sorted(maps.Keys(spans)) {
 		list = append(list, v.wholeRows(part, i, spans[i]))
 	}
@@ -142,7 +143,7 @@ func (m *Model) ReadsOf(s Step) (reads []Step) {
 	return reads
 }
 
-// wholeRows returns the span of the rows of a segment that part has bytes of, and span where it is only one row.
+// wholeRows returns the span of the rows of a segment that part has bytes of. If that is only one row, it returns span.
 func (s Step) wholeRows(part []viewByte, segment int, span [2]int64) [2]int64 {
 	first, last := -1, -1
 	for _, b := range part {
@@ -182,13 +183,13 @@ func (m *Model) look(s Step) []byte {
 	return out
 }
 
-// Viewed returns the View of a client that has one.
+// Viewed returns the View of a client, if it has one.
 func (m *Model) Viewed(c Client) (s Step, ok bool) {
 	s, ok = m.views[c]
 	return s, ok
 }
 
-// traceLook records what a client reads of a view that it acquired.
+// traceLook records what a client reads of a view that it has acquired.
 func (o *Oracle) traceLook(s Step, got []byte) {
 	if o.trace == nil {
 		return
@@ -202,7 +203,8 @@ func (o *Oracle) traceLook(s Step, got []byte) {
 	}
 }
 
-// checkLook checks what a client reads of a view that it acquired: what an acquire by a device without programs shows.
+// checkLook checks what a client reads of a view that it has acquired: the bytes that an acquire shows to a device
+// without programs.
 func (o *Oracle) checkLook(s Step, got []byte) error {
 	all := o.views[s.Client].viewBytes()
 	off, n := s.Part(int64(len(all)))
@@ -220,7 +222,7 @@ func (o *Oracle) checkLook(s Step, got []byte) error {
 		b := all[off+int64(i)]
 		if b.row < 0 || b.at >= o.size() {
 			if got[i] != 0 {
-				return fmt.Errorf("byte %d of a view reads 0x%02x, and the file has none there", off+int64(i), got[i])
+				return fmt.Errorf("byte %d of a view reads 0x%02x, but the file has no byte there", off+int64(i), got[i])
 			}
 			i++
 			continue

@@ -3,16 +3,16 @@ package page
 import "math"
 
 // Bytes is the bytes [Off, End) of a file. Off and End are never negative: the constructors clamp them, and the methods
-// keep them so. No file has a byte at math.MaxInt64, so a range that ends there goes to the end of any file. The zero
+// keep them so. No file has a byte at math.MaxInt64, so a range that ends there reaches the end of any file. The zero
 // Bytes is empty.
 //
-// Offsets and lengths come from programs, which may choose anything up to 2^63-1. Their sum overflows, so nobody adds
-// them but Span.
+// Offsets and lengths come from programs, and may be anything up to 2^63-1. Their sum may overflow, so only Span adds
+// them.
 type Bytes struct {
 	Off, End int64
 }
 
-// Span returns the n bytes at off, cut at both ends of what a file can have. A negative n is none.
+// Span returns the n bytes at off, cut to the offsets that a file can have. It is empty if n is negative.
 func Span(off, n int64) Bytes {
 	end := off
 	if n > 0 {
@@ -26,8 +26,7 @@ func Span(off, n int64) Bytes {
 // From returns the bytes from off to the end of any file.
 func From(off int64) Bytes { return Bytes{max(off, 0), math.MaxInt64} }
 
-// Clamp returns an offset or a length that came as 64 bits without a sign: no file is as large as those that do not
-// fit.
+// Clamp converts an unsigned offset or length. Values that do not fit become math.MaxInt64: no file is that large.
 func Clamp(n uint64) int64 { return int64(min(n, math.MaxInt64)) }
 
 // Len returns the number of bytes in b, 0 if b is empty or inverted.
@@ -54,7 +53,7 @@ func (b Bytes) Pages() Range {
 	return Range{start, Count(b.End)}
 }
 
-// Whole returns the pages of which b holds every byte.
+// Whole returns the pages that lie completely in b.
 func (b Bytes) Whole() Range {
 	r := Range{Count(b.Off), Index(b.End >> Shift)}
 	if r.Empty() {

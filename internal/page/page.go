@@ -12,10 +12,10 @@ const (
 	Size = 1 << Shift
 )
 
-// Index numbers the pages of a file from 0. The last page that a file can have, 2^51-1, lacks its last byte.
+// Index numbers the pages of a file from 0. The last page that a file can have is 2^51-1. It is one byte short.
 type Index int64
 
-// Offset returns the file offset of the page's first byte, math.MaxInt64 for pages that no file has.
+// Offset returns the file offset of the page's first byte, or math.MaxInt64 for pages that no file can have.
 func (i Index) Offset() int64 {
 	if i > math.MaxInt64>>Shift {
 		return math.MaxInt64
@@ -28,10 +28,10 @@ type Range struct {
 	Start, End Index
 }
 
-// Covering returns the pages that hold at least one of the n bytes at byte offset off: those of Span(off, n).
+// Covering returns the pages that hold at least one of the n bytes at byte offset off: the pages of Span(off, n).
 func Covering(off, n int64) Range { return Span(off, n).Pages() }
 
-// Count returns the number of pages that n bytes from offset 0 take, the last one perhaps in part. n is not negative.
+// Count returns the number of pages of n bytes from offset 0, including a partial last page. n is not negative.
 func Count(n int64) Index {
 	pages := Index(n >> Shift)
 	if n&(Size-1) != 0 {
@@ -54,10 +54,10 @@ func (r Range) Empty() bool { return r.End <= r.Start }
 // Offset returns the file offset of r's first byte.
 func (r Range) Offset() int64 { return r.Start.Offset() }
 
-// Bytes returns the number of bytes of r's pages, math.MaxInt64 where it is more than that.
+// Bytes returns the number of bytes of r's pages, at most math.MaxInt64.
 func (r Range) Bytes() int64 { return Index(r.Len()).Offset() }
 
-// Span returns the bytes of r's pages that a file can have.
+// Span returns the bytes of r's pages, as far as a file can have them.
 func (r Range) Span() Bytes { return Bytes{r.Offset(), r.End.Offset()} }
 
 // Contains reports whether page i is in r.
@@ -77,8 +77,8 @@ func (r Range) Overlaps(o Range) bool { return !r.Intersect(o).Empty() }
 
 func (r Range) String() string { return fmt.Sprintf("[%d,%d)", r.Start, r.End) }
 
-// AppendRange adds r to the end of rs, joining it with the last range where they touch. r must not start before the
-// last range's start.
+// AppendRange appends r to rs. It joins r with the last range if they touch. r must not start before the last range
+// does.
 func AppendRange(rs []Range, r Range) []Range {
 	if r.Empty() {
 		return rs

@@ -21,7 +21,7 @@ func (w wide) len() *big.Int {
 	return number(0)
 }
 
-// clampWide is n as close as a file offset can be to it.
+// clampWide returns the valid file offset closest to n.
 func clampWide(n *big.Int) int64 {
 	switch {
 	case n.Sign() < 0:
@@ -32,7 +32,7 @@ func clampWide(n *big.Int) int64 {
 	return n.Int64()
 }
 
-// checkSpan compares everything that is made of n bytes at off with what it must be.
+// checkSpan compares all results for n bytes at off with those of wide arithmetic.
 func checkSpan(t *testing.T, off, n int64) {
 	t.Helper()
 	sum := number(off)
@@ -65,7 +65,7 @@ func checkSpan(t *testing.T, off, n int64) {
 	assert.Equal(t, b, b.Intersect(r.Span()).orAt(b), "a range lies in its pages: %v", b)
 }
 
-// orAt is b, or an empty range where at is empty: which one does not matter.
+// orAt returns b, or at if both are empty: empty ranges may differ.
 func (b Bytes) orAt(at Bytes) Bytes {
 	if b.Empty() && at.Empty() {
 		return at
@@ -82,7 +82,7 @@ func checkRange(t *testing.T, r Range) {
 	assert.Equal(t, at(r.Start), r.Offset())
 }
 
-// edges are where arithmetic goes wrong.
+// edges are the numbers at which arithmetic may go wrong.
 func edges() (n []int64) {
 	for _, at := range []int64{0, Size, 1 << 31, 1 << 32, 1 << 44, 1 << 51, 1 << 62, math.MaxInt64 - Size,
 		math.MaxInt64} {

@@ -1,11 +1,11 @@
-// Package rundir makes directories for one run of a program, which a later run takes away where this one could not.
+// Package rundir makes directories for one run of a program. If the run cannot remove its directory, a later run does.
 //
-// Each has a file that its run keeps locked. The kernel drops the lock with the process, however that ends, so a
-// directory whose lock can be had is of a run that has ended. Only such directories are taken away, and only those of
-// the same user: a directory without the file, or one that somebody else made, stays.
+// Each directory has a file that its run keeps locked. The kernel drops the lock when the process ends, in whatever
+// way. So if the lock is free, the run has ended. Only such directories are removed, and only those of the same user. A
+// directory without the file, or one that another user made, stays.
 //
-// Filesystems of FUSE that the run left mounted in the directory are detached first. Where anything is mounted in it
-// after that, the directory stays: files must not be removed through a mount.
+// Before a directory is removed, FUSE filesystems that the run left mounted in it are detached. If anything is still
+// mounted in it after that, the directory stays: files must not be removed through a mount.
 package rundir
 
 import (
@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// marker is the locked file.
+// marker is the name of the locked file.
 const marker = ".gaiafs-run"
 
 // Dir is a directory of this run.
@@ -28,14 +28,14 @@ type Dir struct {
 	lock *os.File
 }
 
-// Make makes a directory in parent whose name begins with prefix, which ends with "-".
+// Make makes a directory in parent. Its name begins with prefix, which ends with "-".
 func Make(parent, prefix string) (*Dir, error) {
 	path, err := os.MkdirTemp(parent, prefix)
 	if err != nil {
 		return nil, err
 	}
 	d := &Dir{Path: path}
-	// It gets its name when it is locked: until then nobody takes the directory for one that was left.
+	// The file gets its final name only when it is locked. Before that, Sweep does not touch the directory.
 	if d.lock, err = os.OpenFile(filepath.Join(path, marker+".new"), os.O_RDWR|os.O_CREATE|os.O_EXCL,
 		0o600); err == nil {
 		if err = unix.Flock(int(d.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
@@ -48,22 +48,21 @@ func Make(parent, prefix string) (*Dir, error) {
 	return d, nil
 }
 
-// Remove removes the directory and what is in it.
+// Remove removes the directory and everything in it.
 func (d *Dir) Remove() error {
 	err := os.RemoveAll(d.Path)
-	d.lock.Close() // last, so that no two remove it
+	d.lock.Close() // last, so that Sweep does not remove it at the same time
 	return err
 }
 
-// Keep makes it an ordinary directory, which stays.
+// Keep turns it into an ordinary directory, which is never swept.
 func (d *Dir) Keep() error {
 	return errors.Join(os.Remove(filepath.Join(d.Path, marker)), d.lock.Close())
 }
 
-// Sweep takes away the directories that Make made in parent with that prefix, if their runs have ended, and returns
-// their paths.
+// Sweep removes the directories that Make made in parent with prefix, if their runs have ended. It returns their paths.
 func Sweep(parent, prefix string) (swept []string) {
-	parent, err := filepath.EvalSymlinks(parent) // as the kernel names mountpoints
+	parent, err := filepath.EvalSymlinks(parent) // as mountinfo names mountpoints
 	if err == nil {
 		parent, err = filepath.Abs(parent)
 	}
@@ -86,7 +85,7 @@ func Sweep(parent, prefix string) (swept []string) {
 	return swept
 }
 
-// sweep takes a directory away if its run has ended.
+// sweep removes a directory if its run has ended, and reports whether it did.
 func sweep(path string) bool {
 	dir, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -117,11 +116,12 @@ func sweep(path string) bool {
 
 func own(st os.FileInfo) bool { return int(st.Sys().(*syscall.Stat_t).Uid) == os.Geteuid() }
 
-// mountsBelow returns what is mounted below a directory, the last mount first. onlyFUSE leaves other filesystems out.
+// mountsBelow returns the mountpoints below a directory, the last mount first. With onlyFUSE, it returns only those of
+// FUSE.
 func mountsBelow(dir string, onlyFUSE bool) (mountpoints []string) {
 	table, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
-		return []string{dir} // nobody knows
+		return []string{dir} // assume that something is mounted
 	}
 	undo := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 	for line := range strings.Lines(string(table)) {
@@ -141,5 +141,5 @@ func detach(mountpoint string) {
 	if unix.Unmount(mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW) == nil {
 		return
 	}
-	_ = exec.Command("fusermount3", "-u", "-z", mountpoint).Run() // what stays is seen
+	_ = exec.Command("fusermount3", "-u", "-z", mountpoint).Run() // on failure the caller finds the mount
 }

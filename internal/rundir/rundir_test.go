@@ -83,7 +83,7 @@ func TestOnlyDirectoriesOfEndedRunsAreSwept(t *testing.T) {
 	require.NoDirExists(t, mine.Path)
 }
 
-// Files are not removed through a mount that stays.
+// TestMountsInADirectoryKeepIt: files are not removed through a mount that stays.
 func TestMountsInADirectoryKeepIt(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to mount")

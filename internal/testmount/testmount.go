@@ -1,9 +1,9 @@
-// Package testmount serves a mount to tests from a process of its own, as a user would have it: the test and its
-// programs do I/O on it without sharing an address space, a scheduler or descriptors with the daemon, and can kill it.
+// Package testmount serves a mount to tests from a separate process, as a user would run it. The test and its programs
+// do I/O on it without sharing an address space, a scheduler or descriptors with the daemon, and can kill the daemon.
 //
 // The daemon is the test binary itself, run again: a test package calls Main first thing in its TestMain.
 //
-// Devices are emulated, or GPUs where the environment says so: GAIAFS_TEST_GPUS=cuda:0,1.
+// Devices are emulated by default. GAIAFS_TEST_GPUS=cuda:0,1 uses GPUs instead.
 package testmount
 
 import (
@@ -44,39 +44,40 @@ const environment = "GAIAFS_TESTMOUNT"
 
 // Options says what to mount. The zero Options mount a fresh directory with one device of 256 MiB.
 type Options struct {
-	// Source is the backing directory; "" stands for a fresh one.
+	// Source is the backing directory; "" means a fresh one.
 	Source string
-	// Devices is the number of devices, -1 for none; 0 stands for 1. Their memory is Memory bytes each. They are
-	// emulated, or the GPUs that the environment names, see package testdevice; of those there may be fewer.
+	// Devices is the number of devices; -1 means none, 0 means 1. Each has Memory bytes. They are emulated, or the GPUs
+	// that the environment names (package testdevice), of which there may be fewer.
 	Devices int
 	Memory  int64
-	// Disguised has the emulated devices say that they are CUDA devices, those of package fakecuda: clients map their
-	// memory by its libcuda.
+	// Disguised makes emulated devices report that they are the CUDA devices of package fakecuda: clients map their
+	// memory with its libcuda.
 	Disguised bool
-	// Emulated is how many of the devices, the last ones, are emulated whatever the others are: a mount with two kinds.
+	// Emulated is how many of the devices, counted from the last, are emulated even if the others are not. It makes a
+	// mount with two kinds of devices.
 	Emulated int
-	// Poison fills the memory of emulated devices with a pattern, so that whoever takes it for zeros is noticed.
+	// Poison fills the memory of emulated devices with a pattern, so that code that takes it for zeros fails.
 	Poison       bool
 	HostMemory   int64
 	PinnedMemory int64
-	// Eviction is that of pagecache.Options.
+	// Eviction is pagecache.Options.Eviction.
 	Eviction string
-	// Tenants are those of pagecache.Options.
+	// Tenants is pagecache.Options.Tenants.
 	Tenants           []pagecache.Tenant
 	WriteBackInterval time.Duration
 	WriteBack         bool
-	// DeviceReads is one of pagecache.DeviceReadsWords. "" stands for the word in GAIAFS_TEST_DEVICE_READS, or else
-	// auto.
+	// DeviceReads is one of pagecache.DeviceReadsWords. "" means the word in GAIAFS_TEST_DEVICE_READS, or auto if that
+	// is empty.
 	DeviceReads string
 	AllowOther  bool
 	ReadOnly    bool
-	// Mountpoint is the directory to mount at; "" stands for a fresh one.
+	// Mountpoint is the directory to mount at; "" means a fresh one.
 	Mountpoint string
-	// WithoutCure leaves out the cure for stale readers of package fs, for a test that shows what it is for.
+	// WithoutCure turns off package fs's cure for stale readers, for a test that shows why it is needed.
 	WithoutCure bool
-	// Events is that of fs.Options.
+	// Events is fs.Options.Events.
 	Events string
-	// Limit is the daemon's limit of descriptors; 0 leaves it.
+	// Limit is the daemon's limit of descriptors; 0 leaves it unchanged.
 	Limit uint64
 	// Env is added to the daemon's environment.
 	Env []string
@@ -84,7 +85,7 @@ type Options struct {
 	Faulty bool
 }
 
-// Mount is a mount in service.
+// Mount is a mount that serves requests.
 type Mount struct {
 	t testing.TB
 	// Source is the backing directory, Dir the mountpoint.
@@ -92,10 +93,10 @@ type Mount struct {
 	Process     *os.Process
 	cmd         *exec.Cmd
 	ended       chan struct{}
-	err         error // of the daemon; set before ended is closed
+	err         error // the daemon's; set before ended is closed
 	killed      bool
 	log         *logWriter
-	// Of a Faulty mount: faults takes what is to happen, and done tells that it has.
+	// For a Faulty mount: faults takes the faults to arrange, and done gets an element for each that is arranged.
 	faults *json.Encoder
 	done   chan struct{}
 }
@@ -105,7 +106,7 @@ type job struct {
 	Socket string
 }
 
-// Main serves a mount and does not return if the process was started to do so. Call it first in TestMain.
+// Main serves a mount, and does not return, if the process was started for that. Call it first in TestMain.
 func Main() {
 	fs.Guard()
 	text, ok := os.LookupEnv(environment)
@@ -126,7 +127,7 @@ func Main() {
 	os.Exit(0)
 }
 
-// disguise is an emulated device that says that it is a CUDA device.
+// disguise is an emulated device that reports that it is a CUDA device.
 type disguise struct{ gpubackend.Device }
 
 func (d disguise) Info() gpubackend.Info {
@@ -136,20 +137,20 @@ func (d disguise) Info() gpubackend.Info {
 	return info
 }
 
-// fault tells the daemon of a Faulty mount how a device is to fail.
+// fault tells the daemon of a Faulty mount how to make a device fail.
 type fault struct {
 	Device int
 	Lose   bool
-	// Exhaust is the number of allocations that find no memory.
+	// Exhaust is the number of next allocations that fail for lack of memory.
 	Exhaust int
-	// Hang has copies to the host wait until Resume.
+	// Hang makes copies to the host wait until Resume.
 	Hang, Resume bool
 }
 
-// faultDone is what the daemon prints when a fault is arranged.
+// faultDone is what the daemon prints when it has arranged a fault.
 const faultDone = "fault arranged"
 
-// obey arranges the faults that come in, until there are no more.
+// obey arranges the faults that it reads from in, until in ends.
 func obey(in io.Reader, devices []*faulty.Device) {
 	hung := make(map[int]*faulty.Gate)
 	for orders := json.NewDecoder(in); ; {
@@ -175,7 +176,7 @@ func obey(in io.Reader, devices []*faulty.Device) {
 
 // open makes device i of the mount.
 func (o Options) open(i int) (gpubackend.Device, error) {
-	// there are two ways of copying from devices
+	// devices copy in two ways, and even ones use copy engines
 	e := emulated.Options{Ordinal: i, Memory: o.Memory, Poison: o.Poison, CopyEngines: i%2 == 0}
 	other := i >= o.Devices-o.Emulated
 	if !o.Disguised && !other {
@@ -241,7 +242,7 @@ func serve(j job) error {
 		AllowOther: j.AllowOther,
 		Cache:      control.ForCache(cache),
 		Status: func(control.Viewer) any {
-			runtime.GC() // twice, for heap_live_bytes to be of now and without pooled buffers
+			runtime.GC() // twice, so that heap_live_bytes is current and has no pooled buffers
 			runtime.GC()
 			status := cache.Status()
 			if mount := inService.Load(); mount != nil {
@@ -297,8 +298,7 @@ func serve(j job) error {
 	return errors.Join(errs...)
 }
 
-// Start mounts. The test fails if that does not work, or if the daemon does not end well. It is unmounted when the test
-// ends.
+// Start mounts, and unmounts when the test ends. The test fails if mounting fails or the daemon ends with an error.
 func Start(t testing.TB, o Options) *Mount {
 	t.Helper()
 	m, err := Try(t, o)
@@ -308,7 +308,7 @@ func Start(t testing.TB, o Options) *Mount {
 	return m
 }
 
-// Try is Start for a mount that may be refused: the error is what the daemon said before it ended.
+// Try is Start for a mount that may be refused. The error is what the daemon printed before it ended.
 func Try(t testing.TB, o Options) (*Mount, error) {
 	t.Helper()
 	if o.Source == "" {
@@ -327,7 +327,7 @@ func Try(t testing.TB, o Options) (*Mount, error) {
 	if o.Memory == 0 {
 		o.Memory = 256 << 20
 	}
-	// Not t.TempDir, which has the test's name in it: a socket's path is short.
+	// Not t.TempDir, whose path contains the test's name: a socket's path must be short.
 	place, err := os.MkdirTemp("", "mount")
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(place) })
@@ -343,7 +343,7 @@ func Try(t testing.TB, o Options) (*Mount, error) {
 	cmd.Env = append(append(os.Environ(), environment+"="+string(text)), o.Env...)
 	log := &logWriter{keep: o.Faulty}
 	cmd.Stderr = log
-	// The daemon does not outlive a test binary that crashed.
+	// The daemon must not outlive a test binary that crashes.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM, Setpgid: true}
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)
@@ -387,7 +387,8 @@ func Try(t testing.TB, o Options) (*Mount, error) {
 	return m, nil
 }
 
-// Wait waits until the daemon ended by itself, or because somebody unmounted it, and returns the error it ended with.
+// Wait waits until the daemon has ended, by itself or because the mount was unmounted, and returns its error. The test
+// fails if that takes longer than patience.
 func (m *Mount) Wait(patience time.Duration) error {
 	m.t.Helper()
 	select {
@@ -398,12 +399,12 @@ func (m *Mount) Wait(patience time.Duration) error {
 	return m.err
 }
 
-// Path joins the mountpoint and names.
+// Path joins names to the mountpoint.
 func (m *Mount) Path(names ...string) string {
 	return filepath.Join(append([]string{m.Dir}, names...)...)
 }
 
-// Stop ends the daemon with SIGTERM, which collects and unmounts, and fails the test if it reports an error.
+// Stop ends the daemon with SIGTERM, which makes it collect and unmount. The test fails if the daemon reports an error.
 func (m *Mount) Stop() {
 	m.t.Helper()
 	m.stop()
@@ -421,7 +422,7 @@ func (m *Mount) stop() {
 	case <-m.ended:
 	case <-time.After(30 * time.Second):
 		m.killed = true
-		_ = m.Process.Signal(syscall.SIGQUIT) // for the stacks
+		_ = m.Process.Signal(syscall.SIGQUIT) // prints the stacks
 		select {
 		case <-m.ended:
 		case <-time.After(5 * time.Second):
@@ -432,7 +433,7 @@ func (m *Mount) stop() {
 	}
 }
 
-// Crash ends the daemon with SIGKILL and leaves the dead mount where it is, for the programs that use it to notice.
+// Crash ends the daemon with SIGKILL. The dead mount stays, so that the programs that use it notice.
 func (m *Mount) Crash() {
 	m.t.Helper()
 	m.killed = true
@@ -441,7 +442,7 @@ func (m *Mount) Crash() {
 	m.err = nil
 }
 
-// Kill ends the daemon with SIGKILL and takes the dead mount away.
+// Kill ends the daemon with SIGKILL and unmounts the dead mount.
 func (m *Mount) Kill() {
 	m.t.Helper()
 	m.Crash()
@@ -450,19 +451,19 @@ func (m *Mount) Kill() {
 	}
 }
 
-// Lose has every call of a device fail from now on, as those of a GPU do that fell off the bus.
+// Lose makes every later call of a device fail, as for a GPU that fell off the bus.
 func (m *Mount) Lose(device int) {
 	m.t.Helper()
 	m.arrange(fault{Device: device, Lose: true})
 }
 
-// Hang has copies from the device to the host wait until Resume.
+// Hang makes copies from the device to the host wait until Resume.
 func (m *Mount) Hang(device int) { m.arrange(fault{Device: device, Hang: true}) }
 
-// Resume ends what Hang began.
+// Resume undoes Hang.
 func (m *Mount) Resume(device int) { m.arrange(fault{Device: device, Resume: true}) }
 
-// Exhaust has the next allocations on a device find no memory, as if other programs had it.
+// Exhaust makes the next allocations on a device fail for lack of memory, as if other programs used it.
 func (m *Mount) Exhaust(device, allocations int) {
 	m.t.Helper()
 	m.arrange(fault{Device: device, Exhaust: allocations})
@@ -479,14 +480,14 @@ func (m *Mount) arrange(f fault) {
 	}
 }
 
-// Log returns what the daemon of a Faulty mount logged so far.
+// Log returns what the daemon of a Faulty mount has logged so far.
 func (m *Mount) Log() string {
 	m.log.mu.Lock()
 	defer m.log.mu.Unlock()
 	return m.log.kept.String()
 }
 
-// logWriter passes the daemon's log to the test's.
+// logWriter copies the daemon's log to the test's standard error.
 type logWriter struct {
 	keep bool // immutable
 	mu   sync.Mutex
