@@ -74,7 +74,7 @@ func (s *session) takeExpected(id requestID, bracket bracketID, cancel context.C
 func (s *session) serveUse(id requestID, r useRequest) {
 	kept, err := s.useRanges(id, r)
 	if err != nil || r.flags&useKeep == 0 {
-		s.finish(id, result{}, err)
+		s.finish(id, err)
 		return
 	}
 	n := numbered{}
@@ -273,7 +273,7 @@ func (s *session) finishBracket(h header, body []byte) error {
 	}
 	b := s.takeBracket(id)
 	if b == nil {
-		return s.reply(h.id, result{}, failure(syscall.EINVAL, "there is no bracket %d", id))
+		return s.reply(h.id, failure(syscall.EINVAL, "there is no bracket %d", id))
 	}
 	ended := make(chan struct{})
 	s.mu.Lock()
@@ -287,7 +287,7 @@ func (s *session) finishBracket(h header, body []byte) error {
 		}
 		close(ended)
 	})
-	return s.reply(h.id, result{}, nil)
+	return s.reply(h.id, nil)
 }
 
 // takeBracket marks a bracket as ended and returns it; the caller must end it. nil if there is no such bracket.

@@ -20,7 +20,7 @@ func (s *session) serveEnd(id requestID, r endRequest) {
 	var err error
 	switch {
 	case !s.redeemMount(r.token):
-		err = failure(syscall.EACCES, "the token is not valid, or no longer")
+		err = errToken
 	case r.flags&^endForce != 0:
 		err = failure(syscall.EINVAL, "flags %#x of an END are not known", r.flags)
 	case s.ordinary:
@@ -29,7 +29,7 @@ func (s *session) serveEnd(id requestID, r endRequest) {
 		err = failure(syscall.ENOTSUP, "this server cannot end its mount")
 	}
 	if err != nil {
-		s.finish(id, result{}, err)
+		s.finish(id, err)
 		return
 	}
 	said := false
@@ -52,7 +52,7 @@ func (s *session) serveEnd(id requestID, r endRequest) {
 	}
 	err = s.server.opts.End(s.ctx, EndRequest{Force: r.flags&endForce != 0, PID: s.who.Pid, Say: say})
 	if !said {
-		s.finish(id, result{}, err)
+		s.finish(id, err)
 	}
 }
 

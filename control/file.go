@@ -137,7 +137,7 @@ func (s *session) serveProfile(id requestID, r profileRequest) {
 	length := time.Duration(r.ms) * time.Millisecond
 	switch {
 	case !s.redeemMount(r.token):
-		err = failure(syscall.EACCES, "the token is not valid, or no longer")
+		err = errToken
 	case s.ordinary:
 		err = failure(syscall.EPERM, "only root and the user who mounted may profile the daemon")
 	case s.server.opts.Profile == nil:
@@ -153,7 +153,7 @@ func (s *session) serveProfile(id requestID, r profileRequest) {
 // finishDocument answers with a document in as many frames as it takes, or with an error.
 func (s *session) finishDocument(id requestID, doc []byte, err error) {
 	if err != nil {
-		s.finish(id, result{}, err)
+		s.finish(id, err)
 		return
 	}
 	const most = maxFrame - headerSize

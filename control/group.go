@@ -93,7 +93,7 @@ func (n numbered) append(b []byte) []byte {
 func (s *session) parseGroup(h header, body []byte) (work func(requestID), err error) {
 	if s.chosen&featureGroup == 0 {
 		return func(id requestID) {
-			s.finish(id, result{}, failure(syscall.EOPNOTSUPP, "groups were not chosen among the features"))
+			s.finish(id, failure(syscall.EOPNOTSUPP, "groups were not chosen among the features"))
 		}, nil
 	}
 	switch h.typ {
@@ -108,14 +108,14 @@ func (s *session) parseGroup(h header, body []byte) (work func(requestID), err e
 		return func(id requestID) { s.finishNumbered(id)(s.serveReleaseGroup(g)) }, err
 	}
 	g, err := s.version.decodeGroup(body)
-	return func(id requestID) { s.finish(id, result{}, s.serveAbortGroup(g)) }, err
+	return func(id requestID) { s.finish(id, s.serveAbortGroup(g)) }, err
 }
 
 // finishNumbered is finish for a request that NUMBERED answers.
 func (s *session) finishNumbered(id requestID) func(n numbered, err error) {
 	return func(n numbered, err error) {
 		if err != nil {
-			s.finish(id, result{}, err)
+			s.finish(id, err)
 			return
 		}
 		s.forget(id)

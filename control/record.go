@@ -11,7 +11,7 @@ import (
 func (s *session) serveRecord(id requestID, token [tokenSize]byte) {
 	r, err := s.beginRecording(id, token)
 	if err != nil {
-		s.finish(id, result{}, err)
+		s.finish(id, err)
 		return
 	}
 	s.log.Info("control: recording accesses")
@@ -44,7 +44,7 @@ func (s *session) beginRecording(id requestID, token [tokenSize]byte) (*pagecach
 	src, ok := s.server.tokens.redeem(token)
 	switch {
 	case !ok || src != nil:
-		return nil, failure(syscall.EACCES, "the token is not valid, or no longer")
+		return nil, errToken
 	case s.ordinary:
 		return nil, failure(syscall.EPERM, "only root and the user who mounted may record what everybody reads")
 	case s.server.opts.Record == nil:

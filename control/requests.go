@@ -25,7 +25,7 @@ func (s *session) begin(h header, body []byte) error {
 	}
 	s.asked.Add(1)
 	if s.version >= 2 && h.flags != 0 {
-		return s.reply(h.id, result{}, failure(syscall.EINVAL, "flags %#x of a request are not known", h.flags))
+		return s.reply(h.id, failure(syscall.EINVAL, "flags %#x of a request are not known", h.flags))
 	}
 	if s.version >= 2 && (h.typ == typeFeatures || h.typ == typeAttach) {
 		return s.negotiate(h, body)
@@ -52,7 +52,7 @@ func (s *session) begin(h header, body []byte) error {
 		if h.typ == typeUse {
 			s.forgetExpected(h.id)
 		}
-		return s.reply(h.id, result{}, failure(syscall.EAGAIN, "there are %d requests already", s.server.opts.MaxRequests))
+		return s.reply(h.id, failure(syscall.EAGAIN, "there are %d requests already", s.server.opts.MaxRequests))
 	}
 	// If an id is free but no slot is, the client has not read its answers. Then the reader waits until it has, or
 	// until the write timeout closes the connection.
@@ -85,12 +85,12 @@ func (s *session) parse(h header, body []byte) (work func(requestID), err error)
 	case typeMap:
 		r, err := s.version.decodeMap(body)
 		if r.flags&(mapMovable|mapLargeMovable) != 0 && s.chosen&featureMove == 0 {
-			return func(id requestID) { s.finish(id, result{}, errNoMove) }, err
+			return func(id requestID) { s.finish(id, errNoMove) }, err
 		}
 		return func(id requestID) { s.serveMap(id, r) }, err
 	case typeUse:
 		if s.chosen&featureMove == 0 {
-			return func(id requestID) { s.finish(id, result{}, errNoMove) }, nil
+			return func(id requestID) { s.finish(id, errNoMove) }, nil
 		}
 		r, err := s.version.decodeUse(body)
 		if err == nil {
@@ -100,7 +100,7 @@ func (s *session) parse(h header, body []byte) (work func(requestID), err error)
 	case typeMapView:
 		if s.chosen&featureView == 0 {
 			return func(id requestID) {
-				s.finish(id, result{}, failure(syscall.EOPNOTSUPP, "views were not chosen among the features"))
+				s.finish(id, failure(syscall.EOPNOTSUPP, "views were not chosen among the features"))
 			}, nil
 		}
 		r, err := s.version.decodeMapView(body)
@@ -111,13 +111,13 @@ func (s *session) parse(h header, body []byte) (work func(requestID), err error)
 		r, err := s.version.decodeRange(body)
 		return func(id requestID) {
 			pages, note, err := s.serveRange(h.typ, r)
-			s.finish(id, result{pages: pages, text: note}, err)
+			s.answer(id, result{pages: pages, text: note}, err)
 		}, err
 	case typeUnmap:
 		m, err := s.version.decodeUnmap(body)
 		return func(id requestID) {
 			note, err := s.serveUnmap(m)
-			s.finish(id, result{text: note}, err)
+			s.answer(id, result{text: note}, err)
 		}, err
 	case typeStatus:
 		token, err := s.version.decodeStatus(body)
@@ -127,7 +127,7 @@ func (s *session) parse(h header, body []byte) (work func(requestID), err error)
 		return func(id requestID) { s.serveRecord(id, token) }, err
 	case typeStop:
 		recorder, err := s.version.decodeStop(body)
-		return func(id requestID) { s.finish(id, result{}, s.serveStop(recorder)) }, err
+		return func(id requestID) { s.finish(id, s.serveStop(recorder)) }, err
 	case typeEnd:
 		r, err := s.version.decodeEnd(body)
 		return func(id requestID) { s.serveEnd(id, r) }, err
@@ -144,10 +144,10 @@ func (s *session) parse(h header, body []byte) (work func(requestID), err error)
 		r, err := s.version.decodeSet(body)
 		return func(id requestID) { s.serveSet(id, r) }, err
 	case typePing:
-		return func(id requestID) { s.finish(id, result{}, nil) }, s.version.wantBody(body, 0)
+		return func(id requestID) { s.finish(id, nil) }, s.version.wantBody(body, 0)
 	}
 	return func(id requestID) {
-		s.finish(id, result{}, failure(syscall.ENOSYS, "this gaiafs does not know requests of type %d", h.typ))
+		s.finish(id, failure(syscall.ENOSYS, "this gaiafs does not know requests of type %d", h.typ))
 	}, nil
 }
 
@@ -179,15 +179,17 @@ func errnoOf(err error) syscall.Errno {
 	return syscall.EIO
 }
 
-// finish frees the request id and then answers, so that a client with the answer may use the id again. done is the
-// answer of a request that succeeded.
-func (s *session) finish(id requestID, done result, err error) {
+// finish is answer for a request whose success needs no result.
+func (s *session) finish(id requestID, err error) { s.answer(id, result{}, err) }
+
+// answer frees the request id and then answers with done or err, so that a client with the answer may use the id again.
+func (s *session) answer(id requestID, done result, err error) {
 	s.forget(id)
 	if s.ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		return // the session ends, as the client learns from the socket
 	}
 	// A failed write closed the connection, which the reader notices.
-	_ = s.reply(id, done, err)
+	_ = s.sendResult(id, done, err)
 }
 
 func (s *session) forget(id requestID) {
@@ -196,8 +198,10 @@ func (s *session) forget(id requestID) {
 	delete(s.running, id)
 }
 
-// reply answers with done, or with err.
-func (s *session) reply(id requestID, done result, err error) error {
+// reply answers a request that the reader serves itself.
+func (s *session) reply(id requestID, err error) error { return s.sendResult(id, result{}, err) }
+
+func (s *session) sendResult(id requestID, done result, err error) error {
 	if err != nil {
 		done = result{errno: uint32(errnoOf(err)), text: err.Error()}
 	}
@@ -213,7 +217,7 @@ func (s *session) serveMap(id requestID, r mapRequest) {
 // sendMapping answers with a mapping and its descriptors, or with err.
 func (s *session) sendMapping(id requestID, m *openMap, reply mapped, err error) {
 	if err != nil {
-		s.finish(id, result{}, err)
+		s.finish(id, err)
 		return
 	}
 	defer m.users.Done()
@@ -249,11 +253,14 @@ func (s *session) sendMapping(id requestID, m *openMap, reply mapped, err error)
 	}
 }
 
+// errToken refuses a token, without telling why.
+var errToken = failure(syscall.EACCES, "the token is not valid, or has expired")
+
 // redeem returns the file that a token was granted for. The token is used up, even if the request is refused later.
 func (s *session) redeem(token [tokenSize]byte) (pagecache.Source, error) {
 	src, ok := s.server.tokens.redeem(token)
 	if !ok || src == nil {
-		return nil, failure(syscall.EACCES, "the token is not valid, or no longer")
+		return nil, errToken
 	}
 	return src, nil
 }
@@ -486,7 +493,7 @@ func (s *session) redeemMount(token [tokenSize]byte) bool {
 // may be large. It may ask for the next one as soon as it has read the last frame.
 func (s *session) serveStatus(id requestID, token [tokenSize]byte) {
 	if !s.redeemMount(token) {
-		s.finish(id, result{}, failure(syscall.EACCES, "the token is not valid, or no longer"))
+		s.finish(id, errToken)
 		return
 	}
 	s.mu.Lock()
@@ -494,7 +501,7 @@ func (s *session) serveStatus(id requestID, token [tokenSize]byte) {
 	s.inStatus = true
 	s.mu.Unlock()
 	if busy {
-		s.finish(id, result{}, failure(syscall.EAGAIN, "another status is being sent"))
+		s.finish(id, failure(syscall.EAGAIN, "another status is being sent"))
 		return
 	}
 	last, err := s.sendStatus(id)
@@ -502,7 +509,7 @@ func (s *session) serveStatus(id requestID, token [tokenSize]byte) {
 	s.inStatus = false
 	s.mu.Unlock()
 	if err != nil {
-		s.finish(id, result{}, err)
+		s.finish(id, err)
 		return
 	}
 	s.forget(id)

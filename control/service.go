@@ -62,19 +62,19 @@ func (s *session) negotiate(h header, body []byte) error {
 			return breach(h.id, "%v", err)
 		}
 		if busy && tenant != "" {
-			return s.reply(h.id, result{}, failure(syscall.EINVAL, "the tenant must be named before any other request"))
+			return s.reply(h.id, failure(syscall.EINVAL, "the tenant must be named before any other request"))
 		}
 		if err = s.choose(f); err == nil {
 			s.tenant = tenant
 		}
-		return s.reply(h.id, result{}, err)
+		return s.reply(h.id, err)
 	}
 	key, err := s.version.decodeAttach(body)
 	if err != nil {
 		return breach(h.id, "%v", err)
 	}
 	if busy || s.chosen != 0 {
-		return s.reply(h.id, result{}, failure(syscall.EINVAL, "ATTACH is not the first request of its connection"))
+		return s.reply(h.id, failure(syscall.EINVAL, "ATTACH is not the first request of its connection"))
 	}
 	return s.attach(h.id, key)
 }
@@ -106,7 +106,7 @@ func (s *session) attach(id requestID, key sessionKey) error {
 		}
 	}
 	if main == nil {
-		return s.reply(id, result{}, failure(syscall.EACCES, "no connection of this process has that key"))
+		return s.reply(id, failure(syscall.EACCES, "no connection of this process has that key"))
 	}
 	v := &service{ses: s, wake: make(chan struct{}, 1), over: make(chan struct{}),
 		asked: make(map[requestID]chan<- answer)}
@@ -126,13 +126,13 @@ func (s *session) attach(id requestID, key sessionKey) error {
 	}
 	main.mu.Unlock()
 	if err != nil {
-		return s.reply(id, result{}, err)
+		return s.reply(id, err)
 	}
 	s.server.mu.Lock()
 	s.server.discountLocked(s)
 	s.server.mu.Unlock()
 	s.main = main
-	if err := s.reply(id, result{}, nil); err != nil {
+	if err := s.reply(id, nil); err != nil {
 		return err
 	}
 	s.requests.Go(v.write)

@@ -181,7 +181,7 @@ func (s *session) serve() error {
 		var no *refusal
 		switch {
 		case errors.As(err, &no):
-			err = s.reply(no.id, result{}, no.err)
+			err = s.reply(no.id, no.err)
 		case err == nil:
 			err = s.begin(h, body)
 		}

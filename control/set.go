@@ -48,7 +48,7 @@ func (s *session) serveSet(id requestID, r setRequest) {
 func (s *session) askSet(r setRequest) ([]byte, error) {
 	switch {
 	case !s.redeemMount(r.token):
-		return nil, failure(syscall.EACCES, "the token is not valid, or no longer")
+		return nil, errToken
 	case s.server.opts.Set == nil:
 		return nil, failure(syscall.ENOTSUP, "this server has no settings")
 	case s.ordinary && len(r.settings) > 0:

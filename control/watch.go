@@ -36,14 +36,14 @@ func (v version) decodeWatch(body []byte) (r watchRequest, err error) {
 func (s *session) serveWatch(id requestID, r watchRequest) {
 	switch feed := s.server.opts.Live; {
 	case !s.redeemMount(r.token):
-		s.finish(id, result{}, failure(syscall.EACCES, "the token is not valid, or no longer"))
+		s.finish(id, errToken)
 	case feed == nil:
-		s.finish(id, result{}, failure(syscall.ENOTSUP, "this server reports no events"))
+		s.finish(id, failure(syscall.ENOTSUP, "this server reports no events"))
 	case r.wrong != nil:
-		s.finish(id, result{}, failure(syscall.EINVAL, "the filter cannot be read: %v", r.wrong))
+		s.finish(id, failure(syscall.EINVAL, "the filter cannot be read: %v", r.wrong))
 	case s.ordinary && r.filter.Path != "":
 		// Whether events come would tell whether the file exists.
-		s.finish(id, result{}, failure(syscall.EPERM, "only root and the user who mounted may watch paths"))
+		s.finish(id, failure(syscall.EPERM, "only root and the user who mounted may watch paths"))
 	default:
 		s.watch(id, feed.Watch(r.filter))
 	}
