@@ -10,7 +10,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// rehearse has fn begin a plan, carry a part of it out and abort it, now and then. Nothing may have changed after that.
+// rehearse lets fn begin a plan, carry out a part of it and abort it, now and then. Afterwards nothing may have
+// changed.
 func (x *executor) rehearse(what string, fn func()) {
 	if x.aborts == nil || x.aborts.IntN(2) == 0 {
 		return
@@ -50,8 +51,8 @@ func (x *executor) abortCollect(runs []Pending) {
 	})
 }
 
-// TestAbortedPlans has every plan of random programs aborted and begun again, half of the time. The model tells whether
-// anything comes of it that should not.
+// TestAbortedPlans aborts half of the plans of random programs and begins them again. The model checks that the aborts
+// have no effect.
 func TestAbortedPlans(t *testing.T) {
 	steps := usualSteps / 10
 	if underRace {

@@ -21,8 +21,8 @@ func scatteredRanges(t *rapid.T, end, longest int) (ranges []page.Range) {
 	return ranges
 }
 
-// TestUpdateAllAgainstPages updates the states of many ranges at once, and those of a twin page by page. Segments come
-// to have more states than a byte has values, and states that no page has any more.
+// TestUpdateAllAgainstPages updates the states of many ranges at once, and those of a twin page by page. Segments get
+// more states than a byte has values, and states that no page has any more.
 func TestUpdateAllAgainstPages(t *testing.T) {
 	o := versions.GPU(0)
 	rapid.Check(t, func(t *rapid.T) {
@@ -108,7 +108,7 @@ func TestUpdateAllAgainstPages(t *testing.T) {
 	})
 }
 
-// TestAppendStale: what is appended is what Stale returns, and what was there before stays.
+// TestAppendStale: appendStale appends the result of Stale, and keeps the existing elements.
 func TestAppendStale(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var f File

@@ -10,7 +10,7 @@ import (
 	"github.com/gaiafs/gaiafs/versions"
 )
 
-// Do carries out a step of a program, which the model found legal.
+// Do carries out a step of a program. The model has found the step legal.
 func (x *executor) Do(s model.Step) (out []byte, err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -168,7 +168,7 @@ func (x *executor) write(s model.Step) {
 	}
 }
 
-// flush has the kernel write its dirty pages of [off, off+n) home, and forget all of its pages there if drop.
+// flush makes the kernel write its dirty pages of [off, off+n) home and, with drop, forget all of its pages there.
 func (x *executor) flush(off, n int64, drop bool) {
 	x.each(off, min(n, x.size-off), func(p page.Index, _, _, _ int64) {
 		k := x.kernel[p]
@@ -217,7 +217,7 @@ func (x *executor) truncate(size int64) {
 	x.zeroReplicas(size, limit)
 }
 
-// moveEnd keeps what home has of the page that the end or a former one is in, before it is zeroed from there on.
+// moveEnd keeps home's bytes of the page that has the old or the new end, before it is zeroed from there on.
 func (x *executor) moveEnd(from, to int64) {
 	p := x.first + page.Index(from>>page.Shift)
 	rg := page.Range{Start: p, End: x.first + page.Count(from)}
@@ -237,8 +237,8 @@ func (x *executor) writers(d int, p page.Index) bool {
 	return false
 }
 
-// expose brings what is stale on the client's device up to date, or gives it up where nobody uses it, and tracks what
-// the client may store into.
+// expose brings stale pages on the client's device up to date, or gives them up if no client uses them. It tracks the
+// pages that the client may store into.
 func (x *executor) expose(s model.Step) {
 	o, d := x.owner(s.Client), x.layout.Device(s.Client)
 	x.collectOthers(d)
@@ -262,8 +262,7 @@ func (x *executor) expose(s model.Step) {
 	}
 }
 
-// collectOthers brings home what other devices released of pages that a device has: only then these are known to be
-// stale.
+// collectOthers brings home other devices' releases of pages that a device has: only then the pages count as stale.
 func (x *executor) collectOthers(d int) {
 	for p := x.first; p < x.all().End; p++ {
 		one := page.Range{Start: p, End: p + 1}
@@ -276,7 +275,7 @@ func (x *executor) collectOthers(d int) {
 	}
 }
 
-// hollow tracks memory of zeros where the device has nothing.
+// hollow tracks memory of zeros for pages that the device does not have.
 func (x *executor) hollow(rg page.Range, d int) {
 	for p := rg.Start; p < rg.End; p++ {
 		if x.devices[d][p] == nil {

@@ -45,7 +45,7 @@ func (x *executor) place(off int64, data []byte) {
 		End: x.first + page.Index((off+n)>>page.Shift)})
 }
 
-// forget has the kernel write the pages of [off, off+n) home and forget them.
+// forget makes the kernel write the pages of [off, off+n) home and forget them.
 func (x *executor) forget(off, n int64) {
 	x.each(off, n, func(p page.Index, _, _, _ int64) {
 		x.drop(page.Range{Start: p, End: p + 1})
@@ -69,7 +69,7 @@ func (x *executor) zero(off, n int64) {
 	})
 }
 
-// readHome reads home as SEEK_DATA and copy_file_range do. Where data begins or ends can only be asked when everything
+// readHome reads home as SEEK_DATA and copy_file_range do. It can find where data begins or ends only if everything
 // after the offset is home.
 func (x *executor) readHome(s model.Step) []byte {
 	n := min(s.Len, x.size-s.Off)

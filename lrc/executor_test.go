@@ -16,28 +16,28 @@ type fault int
 
 const (
 	none fault = iota
-	// skippedVersion leaves out a release's increment.
+	// skippedVersion leaves out the increment of a release.
 	skippedVersion
-	// forgottenBase does not keep the first bytes that a KeepBases asks for.
+	// forgottenBase does not keep the first bytes that a plan's Keep asks for.
 	forgottenBase
-	// collectedDraining collects pages that drain.
+	// collectedDraining collects draining pages.
 	collectedDraining
-	// oldTail leaves the base of a collected page where it was.
+	// oldTail does not update the base of a collected page.
 	oldTail
 	// mergedWords merges by words of 8 bytes.
 	mergedWords
 	// copiedOver copies over replicas that programs may be storing into.
 	copiedOver
-	// tornAgreement takes what a collected page agrees on from a second reading of the device.
+	// tornAgreement takes the new base of a collected page from a second read of the device.
 	tornAgreement
 	// heldAgain lets a release return although the kernel holds one of its pages again.
 	heldAgain
-	// unwatched does not look for stores into memory that nothing was brought to.
+	// unwatched does not find stores into memory that home's bytes were never brought to.
 	unwatched
 )
 
-// edge is where random programs have their pages in the file: on both sides of the edge of a segment, and so far from
-// its beginning that nothing may take memory or time for what lies before.
+// edge is the place of the random programs' pages in the file: on both sides of the edge of a segment, and so far from
+// the beginning of the file that the pages before must not cost memory or time.
 const edge page.Index = 1<<50 - 3
 
 type executorBase struct {
@@ -60,7 +60,7 @@ type executorRelease struct {
 	drain Drain
 }
 
-// replicaMemory is a page of device memory, and what stands for the digest of its base.
+// replicaMemory is a page of device memory, and a stand-in for the digest of its base.
 type replicaMemory struct{ data, agreed []byte }
 
 // betweenReadAndAgreement is called while a page of the owner is collected.
@@ -84,14 +84,14 @@ type executor struct {
 	releases map[model.Client]*executorRelease
 	overlaps int64
 	fault    fault
-	// aborts, if not nil, says which plans are begun and aborted before they are carried out; aborted counts them.
+	// aborts, if not nil, decides which plans are begun and aborted before they are carried out. aborted counts them.
 	aborts  *rand.Rand
 	aborted int
 	between betweenReadAndAgreement
-	// log, if not nil, is told of every decision of the File.
+	// log, if not nil, gets every decision of the File.
 	log *strings.Builder
 	err error
-	// read is what the last step returned.
+	// read is the result of the last step.
 	read []byte
 }
 
@@ -173,7 +173,7 @@ func (x *executor) covering(off, n int64) page.Range {
 	return page.Range{Start: x.first + rg.Start, End: x.first + rg.End}
 }
 
-// each calls fn for the part [from, to) of every page that n bytes at off take; at counts from off.
+// each calls fn for the part [from, to) of every page that n bytes at off touch; at counts from off.
 func (x *executor) each(off, n int64, fn func(p page.Index, from, to, at int64)) {
 	for at := int64(0); at < n; {
 		from := (off + at) % page.Size
@@ -211,7 +211,7 @@ func (x *executor) dropBases(drop []PageBase) {
 	}
 }
 
-// keep keeps what home has as the bases that a plan asks for.
+// keep keeps home's bytes as the bases that a plan asks for.
 func (x *executor) keep(bases []PageBase) {
 	for _, k := range bases {
 		x.logf("keep home of %v as base %d", k.Range, k.Base)
@@ -309,7 +309,7 @@ func mergeWordwise(dst, base, mine, theirs []byte) {
 	}
 }
 
-// changeHome is a write request. held are the pages that the kernel holds afterwards whether it did before or not.
+// changeHome is a write request. Afterwards the kernel holds the pages of held.
 func (x *executor) changeHome(off int64, data []byte, held page.Range) {
 	rg := x.covering(off, int64(len(data)))
 	x.collect(rg, false)
@@ -328,7 +328,7 @@ func (x *executor) changeHome(off int64, data []byte, held page.Range) {
 	plan.Commit(held)
 }
 
-// zeroReplicas zeroes the bytes [from, to) of every replica and of what it is compared with.
+// zeroReplicas zeroes the bytes [from, to) of every replica and of its base.
 func (x *executor) zeroReplicas(from, to int64) {
 	x.each(from, to-from, func(p page.Index, lo, hi, _ int64) {
 		for d, memory := range x.devices {

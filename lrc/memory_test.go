@@ -47,8 +47,8 @@ func TestMemoryWherePagesAgree(t *testing.T) {
 	require.Less(t, f.Memory(), int64(4096), "what is not held costs nothing")
 }
 
-// TestMemoryWorstCase has 8 devices hold every page, and no two pages of a segment agree: other counters, other bases,
-// stale and pending in other ways.
+// TestMemoryWorstCase: 8 devices hold every page, and no two pages of a segment agree. They differ in counters, bases,
+// and in which replicas are stale and pending.
 func TestMemoryWorstCase(t *testing.T) {
 	for _, c := range []struct {
 		name     string
@@ -68,7 +68,8 @@ func TestMemoryWorstCase(t *testing.T) {
 					f.updated([]page.Range{one}, versions.GPU(d), true)
 				}
 				f.pages.update([]page.Range{one}, nil, unremembered, func(s *state) {
-					// As after so many releases that came home, of which every replica lacks its own selection.
+					// The state after that many releases that came home; each replica lacks a different selection of
+					// them.
 					for o := range versions.Owner(9) {
 						s.home = s.home.With(o, versions.Version(c.releases/2+rnd.Uint64N(c.releases/2)))
 					}
@@ -95,7 +96,7 @@ func TestMemoryWorstCase(t *testing.T) {
 	}
 }
 
-// TestMemoryOfScratch: what updates of segments of many states need is counted as it is.
+// TestMemoryOfScratch: the scratch memory of updates of segments with many states is counted exactly.
 func TestMemoryOfScratch(t *testing.T) {
 	var f File
 	for p := range page.Index(segmentPages) {
@@ -110,7 +111,7 @@ func TestMemoryOfScratch(t *testing.T) {
 	require.GreaterOrEqual(t, before-f.Memory(), int64(cap(scratch))*int64(unsafe.Sizeof(scratch[0])))
 }
 
-// TestPagesFarApart has a device hold the first and the last page that a file can have: what lies between takes neither
+// TestPagesFarApart: a device holds the first and the last page that a file can have. The pages between take neither
 // memory nor time.
 func TestPagesFarApart(t *testing.T) {
 	const last = page.Index(1<<51 - 1)

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mergeTwin is MergeMany, one byte after the other as its comment says.
+// mergeTwin is MergeMany by its comment, byte by byte.
 func mergeTwin(base []byte, versions [][]byte) (dst []byte, overlap int) {
 	dst = slices.Clone(base)
 	for i, b := range base {
@@ -29,8 +29,8 @@ func mergeTwin(base []byte, versions [][]byte) (dst []byte, overlap int) {
 	return dst, overlap
 }
 
-// sources returns a base and count versions of it of n bytes, with about one byte in every changed. Few values are
-// used, so that versions often agree.
+// sources returns a base of n bytes and count versions of it, with about one byte in every changed. It uses few values,
+// so that versions often agree.
 func sources(rnd *rand.Rand, n, count, every int) (base []byte, versions [][]byte) {
 	base = make([]byte, n)
 	for i := range base {
@@ -48,7 +48,7 @@ func sources(rnd *rand.Rand, n, count, every int) (base []byte, versions [][]byt
 	return base, versions
 }
 
-// eachMerge runs a test with every way of merging that the machine has.
+// eachMerge runs a test with every implementation of the merge that the machine supports.
 func eachMerge(t *testing.T, f func(t *testing.T)) {
 	for _, way := range mergeWays() {
 		t.Run(way.name, func(t *testing.T) {
@@ -154,7 +154,7 @@ func TestMergeLengths(t *testing.T) {
 	require.Panics(t, func() { MergeMany(four, four, [][]byte{four, five}) })
 }
 
-// TestMergeStaysInside has memory without access on both sides of every slice.
+// TestMergeStaysInside puts inaccessible memory on both sides of every slice.
 func TestMergeStaysInside(t *testing.T) {
 	var walled [5][]byte
 	for i := range walled {

@@ -12,7 +12,7 @@ import (
 	"github.com/gaiafs/gaiafs/versions"
 )
 
-// TestMisuse has everything that the package comment says panics.
+// TestMisuse: all misuse that the package comment lists panics.
 func TestMisuse(t *testing.T) {
 	gpu0, gpu1 := versions.GPU(0), versions.GPU(1)
 	rg := func(start, end page.Index) page.Range { return page.Range{Start: start, End: end} }
@@ -170,7 +170,7 @@ func TestMisuse(t *testing.T) {
 	}
 }
 
-// TestPlansBesideEachOther: what the package comment says is legal.
+// TestPlansBesideEachOther: concurrent plans that the package comment allows are legal.
 func TestPlansBesideEachOther(t *testing.T) {
 	gpu0, gpu1 := versions.GPU(0), versions.GPU(1)
 	rg := func(start, end page.Index) page.Range { return page.Range{Start: start, End: end} }
@@ -180,7 +180,7 @@ func TestPlansBesideEachOther(t *testing.T) {
 		p.Updated([]page.Range{rg(0, 4)}, true)
 		p.End()
 	}
-	// Writes of different pages, ended out of order, while a release drains and another one is under way.
+	// Writes of different pages that end out of order, while one release drains and another is under way.
 	drain := f.BeginRelease([]page.Range{rg(3, 4)}, rg(3, 4), gpu0).Commit()
 	release := f.BeginRelease([]page.Range{rg(2, 3)}, rg(2, 3), gpu1)
 	a, b := f.BeginWrite(rg(0, 1)), f.BeginWrite(rg(1, 2))

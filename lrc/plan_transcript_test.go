@@ -9,8 +9,8 @@ import (
 	"github.com/gaiafs/gaiafs/versions"
 )
 
-// TestPlanTranscripts runs the plans of testdata/plans, one file for each kind. A line that is indented says what came
-// of the line above it; the other lines are
+// TestPlanTranscripts runs the plans of testdata/plans, one file for each kind. An indented line is the result of the
+// line above it. The other lines are
 //
 //	NAME = KIND [OWNER] FROM END     begins a plan and gives it a name
 //	NAME VERB [FROM END [WORD]]      goes on with it
@@ -34,7 +34,7 @@ func TestPlanTranscripts(t *testing.T) {
 	})
 }
 
-// planScript runs the lines of a transcript. It panics on what it does not understand.
+// planScript runs the lines of a transcript. It panics on a line that it does not understand.
 type planScript struct {
 	f     File
 	plans map[string]any

@@ -20,7 +20,7 @@ func TestPlantedFaults(t *testing.T) {
 		name   string
 		fault  fault
 		within int // steps
-		// only are the operations that programs have, where the mistake is too rare among all of them.
+		// only limits programs to these operations, if the mistake is too rare among all operations.
 		only []model.Op
 	}{
 		{"a version increment is skipped", skippedVersion, 20_000, nil},

@@ -22,7 +22,7 @@ const (
 	usualSteps   = 210_000
 )
 
-// randomProgram makes and runs the program of a seed, and returns what was run of it. ops bounds it to some operations.
+// randomProgram makes and runs the program of a seed, and returns the steps that ran. ops limits it to some operations.
 func randomProgram(l model.Layout, sys model.System, seed uint64, steps int,
 	ops func(model.Op) bool) ([]model.Step, error) {
 	src := model.NewSource(seed)
@@ -51,7 +51,7 @@ func randomProgram(l model.Layout, sys model.System, seed uint64, steps int,
 	return run.Program, nil
 }
 
-// layoutOf varies who takes part with the seed.
+// layoutOf chooses the participants by the seed.
 func layoutOf(seed uint64) model.Layout {
 	l := model.DefaultLayout(seed%2 == 1)
 	switch seed / 2 % 4 {
@@ -63,7 +63,7 @@ func layoutOf(seed uint64) model.Layout {
 	return l
 }
 
-// report shrinks a failing program and fails t with it.
+// report shrinks a failing program, and fails t with the result.
 func report(t *testing.T, seed uint64, l model.Layout, program []model.Step, err error) {
 	t.Helper()
 	fails := func(p []model.Step) bool { return model.Check(l, newExecutor(l, none), p) != nil }
@@ -109,7 +109,7 @@ func TestRandomPrograms(t *testing.T) {
 	t.Logf("%d steps in %v", done, time.Since(start).Round(time.Millisecond))
 }
 
-// rapidSource has rapid choose, so that it can shrink.
+// rapidSource lets rapid make the choices, so that rapid can shrink.
 type rapidSource struct{ t *rapid.T }
 
 func (s rapidSource) IntN(n int) int { return rapid.IntRange(0, n-1).Draw(s.t, "n") }

@@ -8,8 +8,8 @@ import (
 	"github.com/gaiafs/gaiafs/versions"
 )
 
-// BenchmarkScattered is what a device's acquire of 1 GiB asks when 1 % of the pages were written by the CPU, one here
-// and one there.
+// BenchmarkScattered makes the calls of a device's acquire of 1 GiB after the CPU wrote 1 % of the pages, scattered
+// over the file.
 func BenchmarkScattered(b *testing.B) {
 	const pages = 1 << 18
 	gpu := versions.GPU(0)
@@ -44,7 +44,7 @@ func BenchmarkScattered(b *testing.B) {
 	}
 }
 
-// BenchmarkUnchanged is the same where nothing changed.
+// BenchmarkUnchanged is the same without changes.
 func BenchmarkUnchanged(b *testing.B) {
 	whole := page.Range{End: 1 << 18}
 	var f File
@@ -78,8 +78,7 @@ func BenchmarkFragmented(b *testing.B) {
 	}
 }
 
-// BenchmarkWriteOfOnePage is what a write of one page of the CPU asks and says, of pages that some other write changed
-// last.
+// BenchmarkWriteOfOnePage makes the calls of a CPU write of one page, for pages that another write changed last.
 func BenchmarkWriteOfOnePage(b *testing.B) {
 	const pages = 1 << 14
 	gpu, rnd := versions.GPU(0), rand.New(rand.NewPCG(1, 2))

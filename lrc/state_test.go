@@ -61,7 +61,7 @@ func TestEncodingRoundTrip(t *testing.T) {
 	})
 }
 
-// TestEncodingForgetsLags shows what is not kept: by how many releases a replica is behind.
+// TestEncodingForgetsLags: the encoding does not keep by how many releases a replica is behind.
 func TestEncodingForgetsLags(t *testing.T) {
 	var v versions.Vector
 	s := &state{released: v.With(versions.CPU, 9), home: v.With(versions.CPU, 9)}

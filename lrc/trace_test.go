@@ -10,10 +10,10 @@ import (
 	"github.com/gaiafs/gaiafs/internal/model"
 )
 
-// traced returns whether an operation can be part of a trace.
+// traced reports whether an operation can be part of a trace.
 func traced(o model.Op) bool { return o.Exact() && o != model.Copy }
 
-// traceOf runs the program of a seed, of which only the Oracle judges, and returns its trace.
+// traceOf runs the program of a seed, judged only by the Oracle, and returns its trace.
 func traceOf(seed uint64, plant fault, bytes []int64) (*model.Trace, error) {
 	l := layoutOf(seed)
 	run := model.NewRun(l, newExecutor(l, plant))
@@ -38,8 +38,8 @@ func traceOf(seed uint64, plant fault, bytes []int64) (*model.Trace, error) {
 	return trace, nil
 }
 
-// TestTraces writes traces: of programs that run well, and one for each planted fault that clients can see, which TLC
-// must refuse.
+// TestTraces writes traces of correct programs, and one for each planted fault that clients can see. TLC must refuse
+// the latter.
 func TestTraces(t *testing.T) {
 	if *model.TraceFolder == "" {
 		t.Skip("no -traces: spec/traces gives it")
@@ -51,8 +51,7 @@ func TestTraces(t *testing.T) {
 		right = append(right, trace)
 	}
 	require.NoError(t, model.SaveTraces(filepath.Join(*model.TraceFolder, "lrc"), right))
-	// The faults that are left out, tornAgreement and heldAgain, are found by the model: no client sees them, or hardly
-	// ever.
+	// tornAgreement and heldAgain are left out: clients never or hardly ever see them. The model finds them.
 	for _, c := range []struct {
 		name  string
 		fault fault
@@ -71,7 +70,7 @@ func TestTraces(t *testing.T) {
 	}
 }
 
-// refusedTrace returns a trace of a program in which a client sees a planted fault, nil if there is none among some
+// refusedTrace returns a trace of a program in which a client sees a planted fault, or nil if there is none among some
 // hundreds.
 func refusedTrace(plant fault) *model.Trace {
 	for seed := range uint64(200) {
@@ -80,7 +79,7 @@ func refusedTrace(plant fault) *model.Trace {
 		if err == nil {
 			continue
 		}
-		// The Oracle names a byte; it is watched in a second run.
+		// The Oracle names a byte. A second run watches it.
 		if _, bad := fmt.Sscanf(err.Error(), "byte %d of page %d reads", &at, &p); bad != nil {
 			continue
 		}

@@ -15,8 +15,8 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the transcripts of testdata with what happens now")
 
-// TestTranscripts runs the programs of testdata, one for each trap and race. A line that is indented says what came of
-// the line above it; the other lines are
+// TestTranscripts runs the programs of testdata, one for each trap and race. An indented line is the result of the line
+// above it. The other lines are
 //
 //	layout write-back     before the first step: the kernel caches writes
 //	CLIENT OPERATION …    a step, as package model writes it; 1p8 is byte 8 of page 1
@@ -32,7 +32,7 @@ func TestTranscripts(t *testing.T) {
 	})
 }
 
-// compareTranscripts compares each file of pattern with what run makes of it, or rewrites it.
+// compareTranscripts compares each file of pattern with the output of run for it, or rewrites it.
 func compareTranscripts(t *testing.T, pattern string, run func(t *testing.T, text string) string) {
 	t.Helper()
 	again := "go test ./lrc -run " + t.Name() + " -update rewrites it"
@@ -53,7 +53,7 @@ func compareTranscripts(t *testing.T, pattern string, run func(t *testing.T, tex
 	}
 }
 
-// transcribe runs the commands of a transcript and returns it as it should be.
+// transcribe runs the commands of a transcript and returns the correct transcript.
 func transcribe(text string) (string, error) {
 	l := model.DefaultLayout(false)
 	l.Size = int64(l.Pages) * model.PageSize

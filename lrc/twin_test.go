@@ -11,10 +11,10 @@ import (
 	"github.com/gaiafs/gaiafs/versions"
 )
 
-// twinPages is a few segments, and a part.
+// twinPages is a few segments and a part of one.
 const twinPages = 3*segmentPages + 40
 
-// TestRunsAgainstPages drives one File with ranges, and one state per page with the same events page by page.
+// TestRunsAgainstPages applies events to the ranges of one storage, and page by page to one state per page.
 func TestRunsAgainstPages(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var rs runs
@@ -72,7 +72,7 @@ func TestRunsAgainstPages(t *testing.T) {
 			at = run.End
 		})
 		require.Equal(t, page.Index(twinPages), at)
-		// What is looked for is found, however much of the rest is passed over.
+		// Wanted states are found, however many other pages are skipped.
 		o := versions.GPU(rapid.IntRange(0, 3).Draw(t, "looked for"))
 		a, b := edge.Draw(t, "from"), edge.Draw(t, "to")
 		rg := page.Range{Start: page.Index(min(a, b)), End: page.Index(max(a, b))}
@@ -94,8 +94,7 @@ func TestRunsAgainstPages(t *testing.T) {
 	})
 }
 
-// answers expands what a File answered into what it said of each page, so that cutting runs otherwise makes no
-// difference.
+// answers expands a File's answers into an answer for each page, so that different cuts of runs make no difference.
 type answers map[page.Index]string
 
 func (a answers) add(rg page.Range, format string, args ...any) {
@@ -110,7 +109,7 @@ func (a answers) bases(what string, list []PageBase) {
 	}
 }
 
-// twinEvent is something that happens to a range of pages. Its answers are of the pages alone.
+// twinEvent is an event for a range of pages. Its answers depend only on these pages.
 type twinEvent struct {
 	kind   int
 	owner  versions.Owner
@@ -166,7 +165,7 @@ func (e twinEvent) apply(f *File, ranges []page.Range, a answers) {
 	}
 }
 
-// collect collects all that is pending of the ranges: what one owner has on one kind of base in one go.
+// collect collects everything pending in the ranges: all runs of one owner with one kind of base at once.
 func (e twinEvent) collect(f *File, ranges []page.Range, a answers) {
 	for {
 		type group struct {
@@ -202,8 +201,8 @@ func (e twinEvent) collectFirst() bool {
 	return false
 }
 
-// TestFileAgainstPages drives one File with ranges of pages, and a File of its own for each page. They must say the
-// same of every page.
+// TestFileAgainstPages drives one File with ranges of pages, and a separate File for each page. They must agree on
+// every page.
 func TestFileAgainstPages(t *testing.T) {
 	const spread = 173 // the pages of the test are spread over a few segments
 	const count = 8

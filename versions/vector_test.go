@@ -63,7 +63,7 @@ func (a naive) vector() Vector {
 
 func fromVector(v Vector) naive { return maps.Collect(v.Owners()) }
 
-// small draws from few owners and versions, so that vectors often meet; wide draws from all.
+// small draws from few owners and versions, so that vectors often share some; wide draws from all.
 func small(t *rapid.T, label string) naive {
 	return rapid.MapOfN(rapid.Map(rapid.IntRange(0, 4), func(i int) Owner { return Owner(i) }),
 		rapid.Map(rapid.IntRange(1, 3), func(i int) Version { return Version(i) }), 0, 5).Draw(t, label)
