@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// backings are the filesystems that SOURCE is on. Each returns a fresh, empty directory, or says why there is none.
+// backings are the filesystems for SOURCE. Each function returns a fresh, empty directory, or says why it cannot make
+// one.
 var backings = []struct {
 	name string
 	make func(t testing.TB) (dir string, missing string)
@@ -39,7 +40,7 @@ func loop(t testing.TB, kind string, size int64) (dir, missing string) {
 	require.NoError(t, f.Close())
 	arguments := []string{"-q", image}
 	if kind == "ext4" {
-		// with smaller blocks, SEEK_DATA and SEEK_HOLE give the same offset there
+		// with smaller blocks, SEEK_DATA and SEEK_HOLE return the same offset there
 		arguments = []string{"-q", "-b", "4096", image}
 	}
 	out, err := exec.Command(program, arguments...).CombinedOutput()
@@ -61,7 +62,7 @@ func attach(t testing.TB, source, kind string, flags uintptr, options string) (d
 	return dir, ""
 }
 
-// overlay has its upper directory on a filesystem that can be one, which an overlay cannot.
+// overlay mounts an overlay. Its upper directory is on a filesystem that supports that; another overlay does not.
 func overlay(t testing.TB) (dir, missing string) {
 	below, missing := attach(t, "tmpfs", "tmpfs", 0, "size=256m")
 	if missing != "" {

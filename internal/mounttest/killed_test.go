@@ -14,8 +14,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
-// TestKilledWhileViewsAreFilled kills programs while their views of the same segments are being filled and follow each
-// other. Nothing of them stays, and others get the file's bytes.
+// TestKilledWhileViewsAreFilled kills programs while their views of the same segments are being filled, each view
+// waiting for another. Nothing of them may remain, and other programs get the file's bytes.
 func TestKilledWhileViewsAreFilled(t *testing.T) {
 	x := newSystem(t, layoutOf(false), testmount.Options{WriteBackInterval: time.Hour})
 	x.mapped, x.viewed = make(map[model.Client]bool), make(map[model.Client]bool)

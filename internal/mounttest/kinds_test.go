@@ -13,8 +13,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
-// TestTwoKinds has devices of two kinds in one mount: a GPU, or one that says that it is, and an emulated one. Programs
-// of both write the same page.
+// TestTwoKinds mounts with devices of two kinds: a GPU, or an emulated device that reports that it is one, and an
+// emulated device. Programs on both write the same page.
 func TestTwoKinds(t *testing.T) {
 	if !testdevice.GPUs() && !inProcessWithCUDA(t) {
 		return

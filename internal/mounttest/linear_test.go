@@ -24,18 +24,19 @@ var atomicFlag = flag.Bool("atomic", false,
 const (
 	// linearOps is the number of reads and writes of each program.
 	linearOps = 150
-	// linearPages are written at once.
+	// linearPages is how many pages are written at once.
 	linearPages = 2
-	// linearBytes of each page belong to CPU programs; devices store behind them.
+	// linearBytes is how many bytes of each page belong to CPU programs. Devices store behind them.
 	linearBytes = 8
 )
 
-// access is a read of the CPU programs' bytes of a page, which all have one value, or an end of a write to them.
+// access is a read of the CPU programs' bytes of a page, which all have one value, or a write to them, or the begin or
+// end of one.
 type access struct {
 	page        int
 	kind        accessKind
 	value       byte
-	write       int // its number
+	write       int // the write's number
 	begun, done int64
 }
 
@@ -48,7 +49,7 @@ const (
 	writes
 )
 
-// atomic is a page as one memory would be: a read returns what was written last.
+// atomic models a page as one memory: a read returns the last value written.
 var atomic = porcupine.Model{
 	Partition: byPage,
 	Init:      func() any { return byte(0) },
@@ -60,8 +61,9 @@ var atomic = porcupine.Model{
 	},
 }
 
-// regular is a page whose readers may see either value while a write is under way, in turns: the kernel shows a written
-// byte before the daemon has it, and a release may drop the page in between. Its state is the writes that may be seen.
+// regular models a page whose readers may see the old or the new value during a write, alternately: the kernel shows a
+// written byte before the daemon has it, and a release may drop the page in between. The state is the writes that may
+// be seen.
 var regular = porcupine.Model{
 	Partition: byPage,
 	Init:      func() any { return []access{{write: -1, done: 1}} },
@@ -96,7 +98,7 @@ func byPage(history []porcupine.Operation) [][]porcupine.Operation {
 	return pages
 }
 
-// split makes two operations of each write, its begin and its end.
+// split makes two operations of each write: its begin and its end.
 func split(history []porcupine.Operation) (out []porcupine.Operation) {
 	for i, op := range history {
 		in := op.Input.(access)
@@ -115,8 +117,8 @@ func split(history []porcupine.Operation) (out []porcupine.Operation) {
 	return out
 }
 
-// TestLinearizable has several processes read and write pages on the CPU while devices release other bytes of the same
-// pages. No read returns what was overwritten before it began.
+// TestLinearizable makes several processes read and write pages on the CPU while devices release other bytes of the
+// same pages. No read may return a value that was overwritten before the read began.
 func TestLinearizable(t *testing.T) {
 	testdevice.Emulated(t, "it is about the CPU")
 	l := model.Layout{Pages: linearPages, Devices: 2, CPUs: 4, GPUs: []int{0, 1}, Size: linearPages * model.PageSize}
@@ -132,7 +134,7 @@ func TestLinearizable(t *testing.T) {
 		programs.Go(func() {
 			r := rand.New(rand.NewPCG(uint64(c), 1))
 			for n := range linearOps {
-				// Every written value is another one: so many programs with so many writes have few each.
+				// A written value differs from the program's last 59, and from other programs' values.
 				in := access{page: r.IntN(linearPages), value: byte(1 + c + l.CPUs*(n%60))}
 				if r.IntN(3) == 0 {
 					in.kind = writes

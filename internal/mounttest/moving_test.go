@@ -20,23 +20,23 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// moving says that mappings may be movable, and of what there is little.
+// moving says that mappings may be movable, and how much pinned memory there is.
 type moving struct {
-	pinned  int64 // memory of the host
+	pinned  int64 // pinned memory of the host, in bytes
 	tenants bool
 }
 
-// movingMemory is two extents.
+// movingMemory is the memory of a device: two extents.
 const movingMemory = 2 * extent
 
-// roomy and crammed are the two ends: where nothing has to leave pinned memory, and where nothing may be there.
+// roomy and crammed are the extremes: nothing needs to leave pinned memory, and nothing fits into it.
 var (
 	roomy   = &moving{pinned: plenty}
 	tenants = &moving{pinned: 6 * extent, tenants: true}
 	crammed = &moving{}
 )
 
-// options adds what moving asks for. The rule for evictions is another one with each seed.
+// options adds the options of m. Each seed selects a rule for evictions.
 func (m *moving) options(o testmount.Options, seed uint64) testmount.Options {
 	if m == nil {
 		return o
@@ -56,7 +56,7 @@ func (m *moving) options(o testmount.Options, seed uint64) testmount.Options {
 	return o
 }
 
-// environment is that of client c, besides that of all.
+// environment returns the additional environment of client c.
 func (m *moving) environment(c int) []string {
 	if m == nil || !m.tenants {
 		return nil
@@ -66,8 +66,8 @@ func (m *moving) environment(c int) []string {
 
 var evictionFlag = flag.String("eviction", "", "the rule for evictions where memory moves, in place of one by the seed")
 
-// besideName is a file that all programs use beside the one that steps are about, so that its extents and theirs take
-// turns. Byte i of it is besideByte(i), but for a slot of each program in each page.
+// besideName is a file that all programs use in addition to the file of the steps, so that its extents compete with the
+// others. Byte i of it is besideByte(i), except for a slot of each program in each page.
 const (
 	besideName  = "beside"
 	besideParts = 5
@@ -87,28 +87,28 @@ func (x *system) makeBeside() {
 	require.NoError(x.t, os.WriteFile(filepath.Join(x.mount.Source, besideName), b, 0o600))
 }
 
-// beside is that file as a program has it.
+// beside is that file, as one program has it mapped.
 type beside struct {
 	mapping *gaiafs.Mapping
 	memory  []byte
 	slot    int64
-	// stored has what the program's slot of a page must have, of the pages where it stored.
+	// stored has the expected byte of the program's slot, for each page into which the program stored.
 	stored map[int64]byte
 }
 
-// bracket is one that a program has open.
+// bracket is an open bracket of a program.
 type bracket struct {
 	*gaiafs.Bracket
 	of     *gaiafs.Mapping
 	off, n int64
-	part   int64 // of beside; -1: none
+	part   int64 // of beside, or -1
 }
 
 func (b bracket) covers(m *gaiafs.Mapping, off, n int64) bool {
 	return b.of == m && b.off <= off && off+n <= b.off+b.n
 }
 
-// refusal makes model.ErrRefused of an error that says that there is no room now.
+// refusal turns an error that says that there is no room now into model.ErrRefused.
 func refusal(err error) error {
 	if errors.Is(err, syscall.EDEADLK) || errors.Is(err, syscall.ENOMEM) {
 		return fmt.Errorf("%w: %w", model.ErrRefused, err)
@@ -116,7 +116,7 @@ func refusal(err error) error {
 	return err
 }
 
-// flags are those that repeat a failure, besides the seed.
+// flags returns the flags that repeat a failure, in addition to the seed.
 func (x *system) flags() string {
 	if x.rule == "" {
 		return ""
@@ -124,7 +124,7 @@ func (x *system) flags() string {
 	return " -eviction=" + x.rule
 }
 
-// begin begins a bracket that waits for nobody, unless nobody else has memory that it could wait for.
+// begin begins a bracket. The bracket may wait only if no other program has memory that it could wait for.
 func (p *program) begin(o order, ranges ...gaiafs.Range) (b *gaiafs.Bracket, err error) {
 	if o.Alone && len(p.brackets) == 0 {
 		b, err = gaiafs.Use(context.Background(), ranges...)
@@ -134,13 +134,13 @@ func (p *program) begin(o order, ranges ...gaiafs.Range) (b *gaiafs.Bracket, err
 	return b, refusal(err)
 }
 
-// memoryOf returns the memory of a mapping, which is there in brackets.
+// memoryOf returns the memory of a mapping. It may be accessed in brackets only.
 func memoryOf(m *gaiafs.Mapping) []byte {
 	at := m.DevicePointer()
 	return unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&at))), m.Len())
 }
 
-// useStep begins a bracket, of several ranges and files where Val says so.
+// useStep begins a bracket. Val may select several ranges and files.
 func (p *program) useStep(o order, off, n int64) error {
 	s, m := o.Step, p.mapping
 	b := bracket{of: m, off: off, n: n, part: -1}
@@ -174,7 +174,7 @@ func (p *program) useStep(o order, off, n int64) error {
 	return p.beside.work(b.part, s.Val)
 }
 
-// openBeside maps the file beside for a program that does not.
+// openBeside maps the file beside, if the program has not mapped it.
 func (p *program) openBeside(o order) error {
 	if p.beside.mapping != nil {
 		return nil
@@ -196,7 +196,7 @@ func (p *program) openBeside(o order) error {
 	return m.Advise(0, m.Len(), gaiafs.AdviceRandom)
 }
 
-// work looks at some pages of a part of the file, of which a bracket has the memory, and stores into one of them.
+// work checks some pages of a part of the file and stores into one of them. The part is in a bracket.
 func (x *beside) work(part int64, val byte) error {
 	const pages = extent / model.PageSize
 	chosen := []int64{0, int64(val), pages - 3, pages - 1}
@@ -234,10 +234,11 @@ func (x *beside) check(p int64) error {
 	return nil
 }
 
-// allBrackets is the Val of a Done that ends all of them.
+// allBrackets is the Val of a Done that ends all brackets.
 const allBrackets = 255
 
-// doneStep ends the bracket that was begun last, or first, or all of them. What is in it is as it was left.
+// doneStep ends the newest bracket, the oldest, or all of them. It first checks that beside's bytes in it are
+// unchanged.
 func (p *program) doneStep(s model.Step) error {
 	for len(p.brackets) > 0 {
 		i := len(p.brackets) - 1
@@ -263,7 +264,7 @@ func (p *program) doneStep(s model.Step) error {
 	return nil
 }
 
-// inBracket does something with the memory of n bytes at off, in a bracket that is open or one of its own.
+// inBracket calls do with the memory of n bytes at off, in an open bracket or in one of its own.
 func (p *program) inBracket(o order, off, n int64, do func(memory []byte) error) error {
 	m := p.mapping
 	if !slices.ContainsFunc(p.brackets, func(b bracket) bool { return b.covers(m, off, n) }) {
@@ -276,7 +277,8 @@ func (p *program) inBracket(o order, off, n int64, do func(memory []byte) error)
 	return do(memoryOf(m)[off : off+n])
 }
 
-// movingStep carries out a step that needs the memory of a movable mapping. copies has the library store and load.
+// movingStep carries out a step that needs the memory of a movable mapping. Some stores and loads use the library's
+// copies.
 func (p *program) movingStep(o order, off, n int64) (data []byte, err error) {
 	s := o.Step
 	copies := o.Alone && len(p.brackets) == 0 && s.Len%2 == 0
@@ -314,7 +316,7 @@ func (p *program) bracketed(s model.Step) bool {
 	return false
 }
 
-// closeMoving ends what only programs with movable mappings have. What was stored into beside stays known.
+// closeMoving ends brackets and unmaps beside. The program remembers what it stored into beside.
 func (p *program) closeMoving() error {
 	err := p.doneStep(model.Step{Val: allBrackets})
 	if m := p.beside.mapping; m != nil {
@@ -324,7 +326,7 @@ func (p *program) closeMoving() error {
 	return err
 }
 
-// stuck reports whether something on the device of c cannot move: a mapping that stays, a view, or a bracket.
+// stuck reports whether something on the device of c cannot move: a mapping that is not movable, a view, or a bracket.
 func (x *system) stuck(run *model.Run, c model.Client) bool {
 	for other := range x.layout.Clients() {
 		o := model.Client(other)
@@ -339,7 +341,7 @@ func (x *system) stuck(run *model.Run, c model.Client) bool {
 	return false
 }
 
-// alone reports whether a bracket of c would wait for nobody.
+// alone reports whether a bracket of c could wait for no other program.
 func (x *system) alone(c model.Client) bool {
 	for o, p := range x.processes {
 		if model.Client(o) != c && p.open > 0 {
@@ -354,8 +356,8 @@ func (x *system) alone(c model.Client) bool {
 	return len(x.viewed) == 0
 }
 
-// expandMoving returns the steps that one stands for where mappings may be movable. What the device has of them may go
-// at any time, and comes back as it is at home then, which an exact model can follow only where everything that is used
+// expandMoving returns the steps for a random step if mappings may be movable. The device's copy of a mapping may be
+// evicted at any time, and is filled from home later. An exact model can predict that only if everything that is used
 // was just brought up to date, and nothing was pending.
 func (x *system) expandMoving(run *model.Run, s model.Step) (steps []model.Step, known bool) {
 	movable := run.Model.Movable(s.Client)
@@ -395,7 +397,8 @@ func (x *system) expandMoving(run *model.Run, s model.Step) (steps []model.Step,
 	return nil, false
 }
 
-// needsMoves reports whether programs are to go on since nothing moved between the tiers, which requireMoves wants.
+// needsMoves reports whether programs must continue because nothing has moved between the tiers, which requireMoves
+// needs.
 func (x *system) needsMoves() bool {
 	if x.moving != roomy {
 		return false
@@ -405,8 +408,8 @@ func (x *system) needsMoves() bool {
 	return s.Counters["extents_moved_in"] == 0 || s.Counters["extents_moved_out"] == 0
 }
 
-// requireMoves fails unless memory moved, if there were so many steps that it must have: out of the device and in
-// again, and between its own and pinned memory where there is plenty of that.
+// requireMoves fails unless memory moved, if the number of steps is large enough: out of the device and in again, and
+// also between the device and pinned memory if there is plenty of that.
 func (x *system) requireMoves(steps int) {
 	s, err := x.status()
 	require.NoError(x.t, err)

@@ -17,24 +17,24 @@ import (
 
 const programVariable = "GAIAFS_MOUNTTEST_PROGRAM"
 
-// order tells a program what to do: to open a file and forget the last one, or to carry out a step on it.
+// order tells a program to open a file and close the last one, or to carry out a step on its file.
 type order struct {
 	Open string
-	// Base is where in the file the byte is that steps call 0.
+	// Base is the offset in the file that steps call 0.
 	Base int64
-	// Limit is how much of the file a CPU program maps, of whatever size the file is.
+	// Limit is how many bytes of the file a CPU program maps, regardless of the file's size.
 	Limit  int64
 	Device int
-	// Kind is the device's where that matters.
+	// Kind is the device's kind, if that matters.
 	Kind gaiafs.Kind
 	Step model.Step
-	// SyncRange asks for the range of a Write to be written back.
+	// SyncRange makes a Write ask for write-back of its range.
 	SyncRange bool
-	// Path is of the file, for steps that need one.
+	// Path is the file's path, for steps that need one.
 	Path string
-	// Alone says that nobody else has memory that a bracket could wait for.
+	// Alone says that no other program has memory that a bracket could wait for.
 	Alone bool
-	// Beside is the path of the file that programs with movable mappings use, too.
+	// Beside is the path of the second file that programs with movable mappings use.
 	Beside string
 }
 
@@ -42,11 +42,11 @@ type answer struct {
 	Data    []byte
 	Err     string
 	Refused bool
-	// Open is how many brackets the program has now.
+	// Open is how many brackets the program has open.
 	Open int
 }
 
-// serveProgram is the body of a program's process.
+// serveProgram is the main loop of a program's process.
 func serveProgram(in io.Reader, out io.Writer) error {
 	orders, answers := gob.NewDecoder(in), gob.NewEncoder(out)
 	var p program
@@ -69,14 +69,14 @@ func serveProgram(in io.Reader, out io.Writer) error {
 	}
 }
 
-// program is what a process has open.
+// program is the state of a program's process.
 type program struct {
 	file, direct *os.File
-	base         int64  // of steps in the file
-	memory       []byte // of the file, shared
+	base         int64  // offset in the file that steps call 0
+	memory       []byte // the file, mapped shared
 	mapping      *gaiafs.Mapping
 	view         *gaiafs.View
-	start        int64 // of mapping in the file
+	start        int64 // offset of mapping in the file
 	brackets     []bracket
 	beside       beside
 }
@@ -119,7 +119,7 @@ func (p *program) open(o order) (err error) {
 		unix.MAP_SHARED); err != nil {
 		return err
 	}
-	// The kernel reads the pages that a step touches, and no others.
+	// The kernel must read only the pages that a step touches.
 	return errors.Join(unix.Madvise(p.memory, unix.MADV_RANDOM), unix.Fadvise(int(p.file.Fd()), 0, 0, unix.FADV_RANDOM))
 }
 
@@ -176,7 +176,7 @@ func (p *program) gpu(o order) (data []byte, err error) {
 	if s.Op.OfViews() {
 		return p.viewStep(o)
 	}
-	// The pages of the step that the mapping has.
+	// The part of the step's range that the mapping has.
 	off, n := p.base+s.Off-p.start, s.Len
 	if m != nil && s.Op != model.Store && s.Op != model.Load && s.Op != model.Group {
 		end := min(off+n, m.Len())
@@ -236,7 +236,7 @@ func (p *program) mapStep(o order) (err error) {
 		}
 		return err
 	}
-	// Nothing is fetched but what a step asks for.
+	// Only what a step asks for is fetched.
 	return p.mapping.Advise(0, s.Len, gaiafs.AdviceRandom)
 }
 
@@ -252,7 +252,7 @@ func group(m *gaiafs.Mapping, off int64, b []byte) error {
 	return err
 }
 
-// viewStep carries out a step of views.
+// viewStep carries out a step about views.
 func (p *program) viewStep(o order) (data []byte, err error) {
 	s, v := o.Step, p.view
 	switch s.Op {
@@ -284,13 +284,13 @@ func (p *program) viewStep(o order) (data []byte, err error) {
 	return data, err
 }
 
-// process is a program's, as the test sees it.
+// process is the test's handle of a program's process.
 type process struct {
 	cmd     *exec.Cmd
 	stdin   io.WriteCloser
 	orders  *gob.Encoder
 	answers *gob.Decoder
-	open    int // brackets, when it answered last
+	open    int // brackets that were open at the last answer
 }
 
 func startProcess(env ...string) (*process, error) {
@@ -339,11 +339,11 @@ func (p *process) kill() error {
 	if err := p.cmd.Process.Kill(); err != nil {
 		return err
 	}
-	_ = p.cmd.Wait() // it says that it was killed
+	_ = p.cmd.Wait() // it reports that the process was killed
 	return nil
 }
 
-// end lets the process close what it has open.
+// end makes the process close everything and exit.
 func (p *process) end() error {
 	if err := p.stdin.Close(); err != nil {
 		return err

@@ -21,7 +21,8 @@ var (
 
 const programSteps = 100
 
-// possible reports whether a program on a mount can do it as a step of its own. A collect follows a release.
+// possible reports whether a program on a mount can carry out the Op as a step of its own. A Collect only follows a
+// Release.
 func possible(o model.Op) bool {
 	switch o {
 	case model.Publish, model.Drop, model.Finish, model.Untrack, model.Collect, model.Use, model.Done:
@@ -30,7 +31,7 @@ func possible(o model.Op) bool {
 	return o < model.Append || o >= model.Map && o != model.Peek
 }
 
-// expand returns the steps that a random step stands for on a mount.
+// expand returns the steps that a random step becomes on a mount.
 func expand(run *model.Run, s model.Step) []model.Step {
 	l := run.Layout
 	flush := model.Step{Op: model.Flush, Len: run.Model.Size()}
@@ -40,18 +41,18 @@ func expand(run *model.Run, s model.Step) []model.Step {
 		flush.Off, flush.Len = s.Off, s.Len
 		return []model.Step{flush, s}
 	case model.Truncate, model.Punch, model.Unmap, model.Kill, model.Unview:
-		// So do ftruncate and fallocate, and every close of a descriptor.
+		// ftruncate, fallocate and every close of a descriptor do that too.
 		return []model.Step{flush, s}
 	case model.Map:
-		// A client gets memory by the extent, and it shows there what is home. The kernel may have written pages home
-		// that it keeps dirty in the model: a release has it begin that.
+		// A client gets whole extents, which show home's bytes. A release makes the kernel begin to write pages home
+		// that the model still takes for dirty.
 		if !run.Loose {
 			return []model.Step{flush, s}
 		}
 	case model.Store, model.Group:
 		if !run.Loose && s.Off+s.Len > run.Model.Size() {
-			// A page of which only bytes past end of file changed is released, which does no harm but that a collect
-			// may bring home early what else the page has.
+			// A store past end of file makes the page count as modified, and its release may make a collect bring home
+			// early what else the page has.
 			return nil
 		}
 	case model.Release:
@@ -61,12 +62,12 @@ func expand(run *model.Run, s model.Step) []model.Step {
 			return []model.Step{s, collect}
 		}
 	case model.View, model.Look:
-		// A view may take what devices released straight from them. The model has it brought home.
+		// A view may take released bytes directly from devices. The model needs them home.
 		if !run.Loose {
 			return append(run.Model.ReadsOf(s), s)
 		}
 	case model.Evict:
-		// An extent goes as a whole, and only if nobody maps a page of it.
+		// An extent is evicted as a whole, and only if no client maps a page of it.
 		for c := range l.Clients() {
 			c := model.Client(c)
 			if _, viewed := run.Model.Viewed(c); !l.IsCPU(c) && l.Device(c) == l.Device(s.Client) &&
@@ -76,7 +77,7 @@ func expand(run *model.Run, s model.Step) []model.Step {
 		}
 		s.Off, s.Len = 0, int64(l.Pages)*model.PageSize
 		if !run.Loose {
-			// What is pending of an extent comes home even if its device holds nothing of those pages.
+			// Everything pending in an extent comes home, even if this device holds nothing of those pages.
 			return []model.Step{{Op: model.Fsync}, s}
 		}
 	}
@@ -95,7 +96,7 @@ func (x *system) expand(run *model.Run, s model.Step) []model.Step {
 	return expand(run, s)
 }
 
-// closing is what ends a program. The kernel has nothing dirty when clients close their descriptors.
+// closing returns the steps that end a program. When clients close their descriptors, the kernel has nothing dirty.
 func (x *system) closing() []model.Step {
 	steps := append([]model.Step{{Op: model.Fsync}}, x.layout.Closing()...)
 	if x.wide && !x.unlinked {
@@ -107,8 +108,8 @@ func (x *system) closing() []model.Step {
 	return steps
 }
 
-// runProgram runs steps, of which next makes one after the other, on a fresh file, and what closes it. It returns the
-// steps that next made.
+// runProgram runs the steps that next makes on a fresh file, and then the closing steps. It returns the steps that next
+// made.
 func runProgram(x *system, run *model.Run, next func() (model.Step, bool)) (program []model.Step, err error) {
 	if err := x.begin(); err != nil {
 		return nil, err
@@ -132,7 +133,7 @@ func runProgram(x *system, run *model.Run, next func() (model.Step, bool)) (prog
 	return program, x.converged(run)
 }
 
-// replay makes runProgram run what was run before.
+// replay makes runProgram run a program again.
 func replay(program []model.Step) func() (model.Step, bool) {
 	i := 0
 	return func() (s model.Step, ok bool) {
@@ -144,7 +145,7 @@ func replay(program []model.Step) func() (model.Step, bool) {
 	}
 }
 
-// converged reports an error unless everybody sees the same bytes, now that everything was released and came home.
+// converged returns an error unless all see the same bytes, after everything was released and came home.
 func (x *system) converged(run *model.Run) error {
 	whole := model.Step{Op: model.Read, Len: int64(x.layout.Pages) * model.PageSize}
 	home, err := x.Home()
@@ -203,7 +204,7 @@ func layoutOf(writeBack bool) model.Layout {
 	return l
 }
 
-// mixedLayout is that of a mount whose last device is of another kind than the others.
+// mixedLayout is the layout of a mount whose last device is of another kind than the others.
 func mixedLayout(writeBack bool) model.Layout {
 	l := layoutOf(writeBack)
 	last := testdevice.Count(l.Devices - 1)
@@ -211,7 +212,7 @@ func mixedLayout(writeBack bool) model.Layout {
 	return l
 }
 
-// TestRandomPrograms runs random programs on mounts, in both write modes, on a quiet daemon and on a busy one, and
+// TestRandomPrograms runs random programs on mounts: in both write modes, on a quiet daemon and on a busy one, and
 // through libcuda.
 func TestRandomPrograms(t *testing.T) {
 	modes := []struct {
@@ -221,7 +222,7 @@ func TestRandomPrograms(t *testing.T) {
 		loose       bool
 		disguised   bool
 		deviceReads string
-		// emulated devices stand beside those of another kind: disguised ones, or GPUs.
+		// emulated is the number of emulated devices next to devices of another kind: disguised ones, or GPUs.
 		emulated int
 		moving   *moving
 	}{
@@ -231,12 +232,12 @@ func TestRandomPrograms(t *testing.T) {
 		{"write-back-busy", true, 20 * time.Millisecond, true, false, "", 0, nil},
 		{"libcuda", false, time.Hour, false, true, "", 0, nil},
 		{"libcuda-busy", false, 20 * time.Millisecond, true, true, "", 0, nil},
-		// Reads come from devices wherever they can.
+		// Devices serve all reads that they can.
 		{"devices-serve", false, time.Hour, false, false, "always", 0, nil},
 		{"devices-serve-write-back-busy", true, 20 * time.Millisecond, true, false, "always", 0, nil},
 		{"two-kinds", false, time.Hour, false, !testdevice.GPUs(), "", 1, nil},
 		{"two-kinds-busy", true, 20 * time.Millisecond, true, !testdevice.GPUs(), "", 1, nil},
-		// Of two extents of a device the file has one.
+		// A device has two extents, and the file has one.
 		{"moving", false, time.Hour, false, false, "", 0, roomy},
 		{"moving-write-back", true, time.Hour, false, false, "", 0, roomy},
 		{"moving-crammed-busy", false, 20 * time.Millisecond, true, false, "always", 0, crammed},
@@ -308,7 +309,7 @@ func (x *system) run(loose bool) *model.Run {
 	return run
 }
 
-// fail shrinks a program that failed and fails t with it.
+// fail shrinks a program that failed, and fails t with the shrunk program.
 func fail(t *testing.T, x *system, run *model.Run, program []model.Step, seed uint64, flags string, err error) {
 	t.Helper()
 	tries := 0

@@ -12,8 +12,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/model"
 )
 
-// changeSource carries out a step in SOURCE, as somebody does who does not go through the mount. It returns what the
-// Oracle wants to know of it.
+// changeSource carries out a step directly in SOURCE, without the mount. It returns what Oracle.Event needs.
 func (x *system) changeSource(s model.Step) ([]byte, error) {
 	if err := x.waitFlights(); err != nil {
 		return nil, err
@@ -69,7 +68,7 @@ func (x *system) changeSource(s model.Step) ([]byte, error) {
 
 func (x *system) sourcePath() string { return filepath.Join(x.mount.Source, x.name) }
 
-// snapshot makes a reflink of the file, writes into that, and calls then with it.
+// snapshot makes a reflink of the file, writes into the reflink, and calls then with it.
 func (x *system) snapshot(s model.Step, then func(f *os.File) error) error {
 	f, err := os.CreateTemp(x.mount.Source, "reflink")
 	if err != nil {
@@ -86,8 +85,8 @@ func (x *system) snapshot(s model.Step, then func(f *os.File) error) error {
 	return then(f)
 }
 
-// clone replaces the file's blocks by those of a reflink that was written to. It returns the whole of what the file
-// became.
+// clone replaces the file's blocks by those of a reflink that was written to. It returns all bytes of the file after
+// that.
 func (x *system) clone(s model.Step) (home []byte, err error) {
 	err = x.snapshot(s, func(f *os.File) error {
 		if home, err = readWhole(f, x.base); err != nil {
@@ -112,7 +111,7 @@ func readWhole(f *os.File, base int64) ([]byte, error) {
 	return b[:n], err
 }
 
-// refused is for calls that not every filesystem has.
+// refused turns errors of calls that not every filesystem supports into model.ErrRefused.
 func refused(err error) error {
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOTTY) {
 		return model.ErrRefused

@@ -23,49 +23,49 @@ import (
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
-// deviceMemory is two extents for the file and one for the view of each of two programs: a mapping of all of it leaves
-// room for nothing else. Where there is one GPU for the programs of two devices, it has what both would have.
+// deviceMemory is the memory of a device: two extents for the file, and one for the view of each of two programs. A
+// mapping of all of it leaves no room. If one GPU serves the programs of two devices, it has the memory of both.
 var deviceMemory = int64(8<<20) * int64(3-testdevice.Count(2))
 
-// patience is how long to wait for the daemon to notice that a client died.
+// patience is how long to wait until the daemon notices that a client died.
 const patience = 30 * time.Second
 
 // system is a file on a mount, and the programs that use it. It is a model.System.
 type system struct {
 	t         testing.TB
 	layout    model.Layout
-	emulated  int // of the devices, the last ones, beside others that are not
+	emulated  int // number of devices, counted from the last, that are emulated next to others
 	mount     *testmount.Mount
-	env       []string // of the programs, besides that of the test
+	env       []string // additional environment of the programs
 	processes []*process
-	filler    *process // has a file that is as large as a device
+	filler    *process // has a file open that is as large as a device
 	memory    int64    // of a device
 	name      string
 	home      *os.File // in SOURCE
-	base      int64    // where in the file the programs' byte 0 is
+	base      int64    // offset in the file of the programs' byte 0
 	files     int
 	links     int
-	wide      bool // wider programs
+	wide      bool // runs wider programs
 	unlinked  bool
-	kinds     map[kind]bool         // of wider programs, besides those of others
-	mapped    map[model.Client]bool // whether it moves
-	// moving is nil where nothing moves, refused is how many steps found no room.
+	kinds     map[kind]bool         // additional kinds of wider programs
+	mapped    map[model.Client]bool // true: movable
+	// moving is nil if nothing moves. refused counts the steps that found no room.
 	moving  *moving
-	rule    string // for evictions, where memory moves
+	rule    string // for evictions, if memory moves
 	refused int
 	viewed  map[model.Client]bool
-	// released has the range that a client released last.
+	// released has the range of each client's last release.
 	released map[model.Client]model.Step
 	took     map[model.Op]time.Duration
 }
 
-// newSystem mounts and starts the programs. Disguised, they take the emulated devices for GPUs and use the fake
+// newSystem mounts and starts the programs. With Disguised, they take the emulated devices for GPUs and use the fake
 // libcuda.
 func newSystem(t testing.TB, l model.Layout, o testmount.Options) *system {
 	return newMovingSystem(t, l, o, nil)
 }
 
-// newMovingSystem is newSystem where mappings may be movable.
+// newMovingSystem is newSystem with mappings that may be movable.
 func newMovingSystem(t testing.TB, l model.Layout, o testmount.Options, m *moving) *system {
 	x := &system{t: t, layout: l, emulated: o.Emulated, moving: m, took: make(map[model.Op]time.Duration)}
 	if o.Disguised {
@@ -104,7 +104,7 @@ func newMovingSystem(t testing.TB, l model.Layout, o testmount.Options, m *movin
 	return x
 }
 
-// kind says what kind a device is of, where the mount has two.
+// kind returns a device's kind, if the mount has two kinds.
 func (x *system) kind(device int) gaiafs.Kind {
 	if x.emulated > 0 && device >= x.layout.Devices-x.emulated {
 		return gaiafs.KindEmulated
@@ -131,7 +131,7 @@ func (x *system) begin() error {
 	if x.home, err = os.OpenFile(x.sourcePath(), os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o644); err != nil {
 		return err
 	}
-	// The bytes are written, for reads of a hole are served otherwise.
+	// Bytes are written: reads of a hole are served in another way.
 	if _, err := x.home.WriteAt(make([]byte, x.layout.Size), x.base); err != nil {
 		return err
 	}
@@ -155,18 +155,18 @@ func (x *system) open(c model.Client) error {
 	return err
 }
 
-// cool has the host's page cache forget what of the file is not dirty, so that devices are filled from the disk.
+// cool makes the host's page cache drop the clean pages of the file, so that devices are filled from the disk.
 func (x *system) cool() {
 	_ = unix.Fadvise(int(x.home.Fd()), 0, 0, unix.FADV_DONTNEED)
 }
 
-// Home is model.Homer's.
+// Home implements model.Homer.
 func (x *system) Home() ([]byte, error) { return readWhole(x.home, x.base) }
 
 // HomeFollows implements model.Follower: reads do not wait for home.
 func (x *system) HomeFollows() {}
 
-// Do is model.System's.
+// Do implements model.System.
 func (x *system) Do(s model.Step) (data []byte, err error) {
 	start := time.Now()
 	defer func() { x.took[s.Op] += time.Since(start) }()
@@ -184,7 +184,7 @@ func (x *system) Do(s model.Step) (data []byte, err error) {
 	}
 	switch s.Op {
 	case model.Write, model.Append:
-		// The model writes a write back that makes the file grow.
+		// The model writes a write back at once if it makes the file longer.
 		if x.wide && x.kinds["kernelsize"] {
 			break
 		}
@@ -228,7 +228,7 @@ func (x *system) Do(s model.Step) (data []byte, err error) {
 	return x.processes[s.Client].do(o)
 }
 
-// countRefused notes what became of a step where memory moves.
+// countRefused counts a refused step, and forgets the mapping or view that it would have made.
 func (x *system) countRefused(s model.Step, err error) {
 	if !errors.Is(err, model.ErrRefused) {
 		return
@@ -242,7 +242,7 @@ func (x *system) countRefused(s model.Step, err error) {
 	}
 }
 
-// openFiller has the filler open a file that is as large as a device.
+// openFiller makes the filler open a file that is as large as a device.
 func (x *system) openFiller() error {
 	filler, err := os.Create(filepath.Join(x.mount.Source, "filler"))
 	if err == nil {
@@ -254,7 +254,7 @@ func (x *system) openFiller() error {
 	return err
 }
 
-// leaveRoom has what evict brought leave the device, so that there is room for what it drove out.
+// leaveRoom removes the filler's file, so that its extents leave the device and what evict displaced has room again.
 func (x *system) leaveRoom() error {
 	if err := os.Remove(x.mount.Path("filler")); err != nil {
 		return err
@@ -262,8 +262,8 @@ func (x *system) leaveRoom() error {
 	return x.openFiller()
 }
 
-// evict maps something that takes the whole device. Another process does it: a program that closes a descriptor of the
-// file makes the kernel write it back.
+// evict maps a file that takes the whole device. Another process does it: a program that closed a descriptor of the
+// tested file would make the kernel write it back.
 func (x *system) evict(device int) error {
 	for _, s := range []model.Step{{Op: model.Map, Len: x.memory}, {Op: model.Unmap}} {
 		o := order{Step: s, Device: device, Kind: x.kind(device)}
@@ -280,7 +280,8 @@ func (x *system) evict(device int) error {
 	return nil
 }
 
-// kill ends a client with SIGKILL, waits until the daemon released what it mapped, and starts the program again.
+// kill ends a client with SIGKILL, waits until the daemon has released what the client mapped, and starts the program
+// again.
 func (x *system) kill(c model.Client) error {
 	if err := x.processes[c].kill(); err != nil {
 		return err
@@ -298,7 +299,7 @@ func (x *system) kill(c model.Client) error {
 	return x.open(c)
 }
 
-// settled waits until the daemon has no mappings but those of programs that live.
+// settled waits until the daemon has only the mappings of living programs.
 func (x *system) settled() error {
 	for start := time.Now(); ; {
 		n, err := x.mappings()
@@ -314,7 +315,7 @@ func (x *system) settled() error {
 	}
 }
 
-// slowest says which kinds of steps took longest.
+// slowest returns the kinds of steps that took longest, as text.
 func (x *system) slowest() string {
 	ops := slices.Collect(maps.Keys(x.took))
 	slices.SortFunc(ops, func(a, b model.Op) int { return cmp.Compare(x.took[b], x.took[a]) })
@@ -325,7 +326,7 @@ func (x *system) slowest() string {
 	return strings.Join(words, ", ")
 }
 
-// status is what the daemon says of itself.
+// status is the part of the daemon's status that tests use.
 type status struct {
 	Counters map[string]int64 `json:"counters"`
 	Memory   struct {
@@ -354,8 +355,8 @@ func (x *system) status() (s status, err error) {
 	return s, json.Unmarshal(text, &s)
 }
 
-// waitFlights waits until what CPU reads brought from devices is home: what somebody changes in SOURCE before may be
-// lost.
+// waitFlights waits until the bytes that CPU reads fetched from devices are home. A change made in SOURCE before that
+// may be lost.
 func (x *system) waitFlights() error {
 	for began := time.Now(); ; time.Sleep(time.Millisecond) {
 		s, err := x.status()
@@ -370,7 +371,7 @@ func (x *system) waitFlights() error {
 	}
 }
 
-// mappings returns how many mappings there are, but for those of the file beside. Nobody maps a third one.
+// mappings returns the number of mappings, without those of the file beside. No program maps a third file.
 func (x *system) mappings() (n int, err error) {
 	s, err := x.status()
 	for _, f := range s.Files {
@@ -384,7 +385,7 @@ func (x *system) mappings() (n int, err error) {
 	return n, err
 }
 
-// overlaps returns the overlapping bytes of all files so far.
+// overlaps returns the number of overlapping bytes of all files so far.
 func (x *system) overlaps() int64 {
 	s, err := x.status()
 	require.NoError(x.t, err)

@@ -18,7 +18,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
-// viewOf returns what a view of files is to have: each row as a read finds it, zeros past end of file and in between.
+// viewOf returns the expected bytes of a view of files: each row as a read returns it, with zeros past end of file and
+// in padding.
 func viewOf(t *testing.T, files []*os.File, segments []gaiafs.Segment, align int64) []byte {
 	t.Helper()
 	var want []byte
@@ -37,7 +38,7 @@ func viewOf(t *testing.T, files []*os.File, segments []gaiafs.Segment, align int
 	return want
 }
 
-// requireView compares a view with what the files have, and says where it differs.
+// requireView compares a view with the files' bytes, and reports the first difference.
 func requireView(t *testing.T, v *gaiafs.View, files []*os.File, segments []gaiafs.Segment, align int64) {
 	t.Helper()
 	want, got := viewOf(t, files, segments, align), make([]byte, v.Len())
@@ -51,7 +52,7 @@ func requireView(t *testing.T, v *gaiafs.View, files []*os.File, segments []gaia
 	}
 }
 
-// TestViews has views of files that the CPU and two devices write. After an acquire a view has what the files have.
+// TestViews makes views of files that the CPU and two devices write. After an acquire, a view shows the files' bytes.
 func TestViews(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -114,13 +115,13 @@ func TestViews(t *testing.T) {
 			}
 			i := r.IntN(len(segments))
 			n := segments[i].Length * max(segments[i].Count, 1)
-			_, err = v.Acquire(v.Offset(i), n) // a part has what the files have,
+			_, err = v.Acquire(v.Offset(i), n) // a part shows the files' bytes,
 			require.NoError(t, err)
 			got := make([]byte, n)
 			_, err = v.ReadAt(got, v.Offset(i))
 			require.NoError(t, err)
 			require.True(t, bytes.Equal(viewOf(t, files, segments[i:i+1], 1), got))
-			_, err = v.Acquire(0, v.Len()) // and then the whole
+			_, err = v.Acquire(0, v.Len()) // and then the whole does
 			require.NoError(t, err)
 			requireView(t, v, files, segments, align)
 		}
@@ -128,7 +129,7 @@ func TestViews(t *testing.T) {
 	}
 }
 
-// TestAcquireOfAViewCopiesWhatChanged counts pages.
+// TestAcquireOfAViewCopiesWhatChanged counts the pages that an acquire copies.
 func TestAcquireOfAViewCopiesWhatChanged(t *testing.T) {
 	m := testmount.Start(t, testmount.Options{Poison: true})
 	f, err := os.OpenFile(m.Path("f"), os.O_RDWR|os.O_CREATE, 0o600)
@@ -152,7 +153,7 @@ func TestAcquireOfAViewCopiesWhatChanged(t *testing.T) {
 	require.EqualValues(t, 1, pages, "of the file, though it is twice in the view")
 	requireView(t, v, []*os.File{f}, segments, 256)
 
-	// Stores of a program that mapped the file, at both ends of what the view has of it.
+	// Stores through a program's mapping, at both ends of the view's part of the file.
 	stores, err := unix.Mmap(int(f.Fd()), 0, 1<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	require.NoError(t, err)
 	stores[10], stores[400_000+8*8192] = 'X', 'Y'
@@ -162,7 +163,7 @@ func TestAcquireOfAViewCopiesWhatChanged(t *testing.T) {
 	requireView(t, v, []*os.File{f}, segments, 256)
 	require.NoError(t, unix.Munmap(stores))
 
-	// What a view does not have.
+	// Operations that a view does not support.
 	_, err = v.WriteAt([]byte{1}, 0)
 	require.ErrorIs(t, err, syscall.EACCES)
 	pages, err = v.Release(0, v.Len())
@@ -174,7 +175,7 @@ func TestAcquireOfAViewCopiesWhatChanged(t *testing.T) {
 	require.ErrorIs(t, err, syscall.EINVAL)
 }
 
-// TestViewsOfManyFiles has one of many files, with segments that do not fit a frame.
+// TestViewsOfManyFiles makes a view of many files, with more segments than fit into one frame.
 func TestViewsOfManyFiles(t *testing.T) {
 	m := testmount.Start(t, testmount.Options{Poison: true})
 	files := make([]*os.File, 1024)
@@ -201,11 +202,11 @@ func TestViewsOfManyFiles(t *testing.T) {
 	require.NoError(t, v.Close())
 }
 
-// fakeCUDA is set in a process of this test that finds the fake libcuda.
+// fakeCUDA is set in a process of this test that loads the fake libcuda.
 const fakeCUDA = "GAIAFS_TEST_FAKE_CUDA"
 
-// inProcessWithCUDA runs the test in another process, which finds the fake libcuda, and returns true there. The library
-// must be in reach before a process starts.
+// inProcessWithCUDA runs the test in another process, which loads the fake libcuda, and returns true there. The library
+// must be in the loader's path before the process starts.
 func inProcessWithCUDA(t *testing.T) bool {
 	if os.Getenv(fakeCUDA) != "" {
 		return true

@@ -17,11 +17,11 @@ import (
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
-// kind is what wider programs can do that others cannot: the name of an operation, or kernelsize, which leaves the
-// kernel alone to know the size of a file that a program made longer.
+// kind is something that only wider programs can do: the name of an operation, or kernelsize. With kernelsize, only the
+// kernel knows the size of a file that a program made longer.
 type kind string
 
-// offByDefault are the kinds that are run only where -kinds names them, and why.
+// offByDefault are the kinds that run only if -kinds names them, each with the reason.
 var offByDefault = map[kind]string{}
 
 var (
@@ -32,14 +32,14 @@ var (
 		"a file with the steps to run instead, as a failure prints them; with -machine")
 )
 
-// machine is what a mount of wider programs has. Programs run on many.
+// machine describes a mount of wider programs. Programs run on several.
 type machine struct {
 	gpus        []int // the device of each program
-	memory      int64 // of a device; the smallest that holds the file is two extents
+	memory      int64 // of a device; at least two extents, which hold the file
 	hostMemory  int64 // 0: plenty
 	interval    time.Duration
 	deviceReads string
-	edge        bool // the file is on both sides of an extent's edge
+	edge        bool // the file crosses the edge of an extent
 	moving      *moving
 }
 
@@ -64,11 +64,11 @@ var machines = []machine{
 // extent is the unit of device memory.
 const extent = 2 << 20
 
-// wideSteps is how many steps a mount takes until the next machine has its turn.
+// wideSteps is how many steps run on a mount before the next machine's turn.
 const wideSteps = 2_000
 
-// TestWidePrograms runs programs with everything that can happen to a file, on every kind of filesystem below, and in
-// SOURCE too. Only the Oracle judges, for when the daemon does what is not known.
+// TestWidePrograms runs programs with everything that can happen to a file, on every kind of backing filesystem, and
+// also directly in SOURCE. Only the Oracle judges, because it is unknown when the daemon does its work.
 func TestWidePrograms(t *testing.T) {
 	kinds := chosenKinds(t)
 	subtest := 0
@@ -115,7 +115,7 @@ func widePrograms(t *testing.T, backing func(testing.TB) (string, string), write
 	}
 }
 
-// wideMachine runs programs of seed and those after it on one mount.
+// wideMachine runs programs with seed and the seeds after it on one mount.
 func wideMachine(t *testing.T, source string, number int, writeBack bool, kinds map[kind]bool, seed uint64, steps int) {
 	m := machines[number]
 	l := model.DefaultLayout(writeBack)
@@ -167,7 +167,7 @@ func wideMachine(t *testing.T, source string, number int, writeBack bool, kinds 
 	t.Logf("%d steps in %v, of which %s", steps, time.Since(start).Round(time.Millisecond), x.slowest())
 }
 
-// runText runs the steps of -program as they are.
+// runText runs the steps of -program unchanged.
 func runText(t *testing.T, x *system) {
 	text, err := os.ReadFile(*programFlag)
 	require.NoError(t, err)
@@ -195,7 +195,7 @@ func join(names []kind) string {
 	return strings.Join(b, ",")
 }
 
-// chosenKinds reads -kinds.
+// chosenKinds parses -kinds.
 func chosenKinds(t *testing.T) map[kind]bool {
 	all := map[kind]bool{"kernelsize": true}
 	for _, o := range model.Ops() {
@@ -233,7 +233,7 @@ func chosenKinds(t *testing.T) map[kind]bool {
 // wideOnly reports whether only wider programs have an operation.
 func wideOnly(o model.Op) bool { return o >= model.Append && o < model.Map || o == model.Peek }
 
-// possible reports whether the programs of x can do an operation.
+// possible reports whether the programs of x can carry out an operation.
 func (x *system) possible(o model.Op) bool {
 	if x.layout.Devices == 0 && o >= model.Map {
 		return false
@@ -242,22 +242,22 @@ func (x *system) possible(o model.Op) bool {
 		return x.moving != nil
 	}
 	if x.moving != nil && x.moving.pinned > 0 && o.OfViews() {
-		return false // they stay, and leave no room
+		return false // views cannot move, and leave no room
 	}
 	return possible(o) || wideOnly(o) && o != model.Peek && x.kinds[kind(o.String())]
 }
 
-// expandWide returns the steps that a random step stands for. Unlike in other programs nothing is written home in
-// between, unless nobody could say what comes of the step.
+// expandWide returns the steps that a random step becomes. Unlike in other programs, nothing is written home in
+// between, unless the result of the step would be unpredictable without that.
 func (x *system) expandWide(run *model.Run, s model.Step) []model.Step {
 	size := run.Model.Size()
 	flush := model.Step{Op: model.Flush, Len: size}
 	sync, reopen := model.Step{Op: model.Fsync}, model.Step{Op: model.Reopen, Client: s.Client}
 	if x.unlinked && (s.Op.InSource() || s.Op == model.Reopen || s.Op == model.Kill || s.Op == model.OpenTrunc ||
 		s.Op == model.Unlink) {
-		return nil // there is no name
+		return nil // the file has no name
 	}
-	// The kernel takes the file for what it was told last.
+	// The kernel goes by the size that it was told last.
 	least := run.Oracle.LeastSize()
 	if s.Op == model.MapStore && s.Off+s.Len > least || s.Op == model.Copy && s.From+s.Len > least {
 		return nil
@@ -265,12 +265,12 @@ func (x *system) expandWide(run *model.Run, s model.Step) []model.Step {
 	switch s.Op {
 	case model.SeekRead:
 		if !x.layout.WriteBack {
-			return []model.Step{flush, s} // the kernel asks without sending what programs stored through mmap
+			return []model.Step{flush, s} // the kernel asks without sending stores through mmap
 		}
 	case model.Store:
 		longer := x.layout.WriteBack || x.kinds["sourceappend"]
 		if longer && s.Off+s.Len > run.Oracle.LeastSize() {
-			return nil // the kernel, or somebody in SOURCE, makes the file longer, and the device may not know
+			return nil // the kernel, or a change in SOURCE, makes the file longer, and the device may not know
 		}
 	case model.Release:
 		if s.Val%4 == 0 {
@@ -290,13 +290,13 @@ func (x *system) expandWide(run *model.Run, s model.Step) []model.Step {
 		s.Off, s.Len = 0, int64(x.layout.Pages)*model.PageSize
 	case model.Map:
 		if x.kinds["peek"] {
-			// What is current is what is home when the mapping is made.
+			// Current are the bytes that are home when the mapping is made.
 			return []model.Step{flush, s, {Op: model.Peek, Client: s.Client,
 				Len: int64(x.layout.Pages) * model.PageSize}}
 		}
 	case model.SourceAppend, model.SourceTruncate, model.SourceCollapse, model.SourceInsert:
 		if x.layout.WriteBack {
-			return nil // the kernel trusts its own idea of the size
+			return nil // the kernel goes by its own size
 		}
 		if s.Op != model.SourceAppend {
 			return []model.Step{sync, s, reopen}
@@ -309,7 +309,7 @@ func (x *system) expandWide(run *model.Run, s model.Step) []model.Step {
 	return []model.Step{s}
 }
 
-// skip skips a test that misses something, which fails where the environment says so.
+// skip skips a test that lacks something. The test fails instead if GAIAFS_REQUIRE_TOOLS is set and a tool is missing.
 func skip(t *testing.T, missing string) {
 	t.Helper()
 	if os.Getenv("GAIAFS_REQUIRE_TOOLS") != "" && strings.HasPrefix(missing, "there is no") {

@@ -14,7 +14,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/model"
 )
 
-// wider carries out a step of the CPU's that only wider programs have.
+// wider carries out a CPU program's step that only wider programs have.
 func (p *program) wider(o order) ([]byte, error) {
 	s, fd := o.Step, int(p.file.Fd())
 	off := p.base + s.Off
@@ -65,7 +65,7 @@ func fallocate(fd int, mode uint32, keep bool, off, n int64) error {
 		mode |= unix.FALLOC_FL_KEEP_SIZE
 	}
 	err := unix.Fallocate(fd, mode, off, n)
-	// ext4 has a largest size that is less than that of the rest
+	// EFBIG: the largest size of ext4 is smaller than that of the other filesystems.
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EFBIG) {
 		return model.ErrRefused
 	}
@@ -134,7 +134,7 @@ func copyRange(from int, off *int64, to int, at *int64, n int64) error {
 	return nil
 }
 
-// copyOut copies to another file of the mount and returns what that has.
+// copyOut copies to another file of the mount and returns that file's bytes.
 func (p *program) copyOut(o order) ([]byte, error) {
 	st, err := p.file.Stat()
 	if err != nil {
@@ -154,8 +154,8 @@ func (p *program) copyOut(o order) ([]byte, error) {
 	return readAt(f, 0, n+1)
 }
 
-// peek returns length bytes of the file as the memory has them that the client was given, beyond what it mapped. What
-// is not there is zero.
+// peek returns length bytes of the file as they are in the memory that the client was given, beyond its mapping. Parts
+// without memory are zero.
 func (p *program) peek(length int64) ([]byte, error) {
 	out := make([]byte, length)
 	start := uintptr(p.mapping.DevicePointer())
@@ -181,7 +181,7 @@ func (p *program) peek(length int64) ([]byte, error) {
 		if err := errors.Join(err, memory.Close()); err != nil {
 			return nil, err
 		}
-		// Where the memory begins, in the bytes of the program.
+		// Offset of the memory's first byte, as the program counts.
 		begin := p.start + int64(from-start) - at - p.base
 		for i, b := range whole {
 			if j := begin + int64(i); j >= 0 && j < length {
