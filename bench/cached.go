@@ -54,7 +54,7 @@ func cachedRows(_ context.Context, s *session) ([]rows.Row, error) {
 		return nil, err
 	}
 	if d.size < 4*cachedPiece {
-		return nil, rows.Impossible{Reason: fmt.Sprintf("%s is too small to be on a device in parts", d.name)}
+		return nil, rows.Impossible{Reason: fmt.Sprintf("%s is too small to be partly on a device", d.name)}
 	}
 	cuda := !s.emulated(places[0])
 	var list []rows.Row
@@ -73,7 +73,7 @@ func cachedRows(_ context.Context, s *session) ([]rows.Row, error) {
 	return append(list, threads), nil
 }
 
-// cachedThreads is how many threads of one program read through one descriptor, in the last row.
+// cachedThreads is the number of threads of one program that read through one descriptor, in the last row.
 const cachedThreads = 8
 
 func (s *session) cachedRow(d *dataFile, places []*place, pattern cachedPattern, jobs, percent int,
@@ -94,7 +94,7 @@ func (s *session) cachedRow(d *dataFile, places []*place, pattern cachedPattern,
 	if a.size/int64(jobs) < a.block {
 		r.Skip = fmt.Sprintf("the file is too small for %d jobs", jobs)
 	}
-	seed := uint64(percent) // both sides read the same pages, other rounds others
+	seed := uint64(percent) // both sides read the same pages, other rounds other pages
 	for i, p := range places {
 		round := seed
 		checked := *a
@@ -119,8 +119,8 @@ func (s *session) cachedRow(d *dataFile, places []*place, pattern cachedPattern,
 	return r
 }
 
-// cachedTarget is how many times the disk's speed is asked for. What a GPU's memory makes of it says nothing of an
-// emulated one's.
+// cachedTarget is the required multiple of the disk's speed. The limits for GPU memory do not apply to emulated
+// devices.
 func cachedTarget(pattern cachedPattern, jobs, percent int, cuda bool) float64 {
 	switch {
 	case !cuda || percent < 100 || jobs < 16 && pattern.random:
@@ -131,7 +131,7 @@ func cachedTarget(pattern cachedPattern, jobs, percent int, cuda bool) float64 {
 	return 2
 }
 
-// readBeside reads the file, with busy beside others who use the disk, and returns MB per second.
+// readBeside reads the file and returns MB per second. With busy, other readers use the disk at the same time.
 func (s *session) readBeside(ctx context.Context, a *access, p *place, d *dataFile, busy bool,
 	seed uint64) (float64, error) {
 	if busy {
@@ -148,7 +148,7 @@ func (s *session) readBeside(ctx context.Context, a *access, p *place, d *dataFi
 	return float64(a.bytes()) / 1e6 / took.Seconds(), err
 }
 
-// partOnDevice has the device hold that share of the file, in quarters, and no more.
+// partOnDevice makes the device hold exactly this share of the file, in quarters.
 func (d *dataFile) partOnDevice(p *place, percent int) error {
 	if percent == 0 {
 		return nil
@@ -157,7 +157,7 @@ func (d *dataFile) partOnDevice(p *place, percent int) error {
 	if err != nil {
 		return err
 	}
-	// Otherwise what lies between would be fetched ahead.
+	// Otherwise the parts in between would be read ahead.
 	if err := m.Advise(0, m.Len(), gaiafs.AdviceRandom); err != nil {
 		return err
 	}
@@ -176,7 +176,7 @@ func (d *dataFile) partOnDevice(p *place, percent int) error {
 	}
 	share, err := d.onDevice(p, 0)
 	if err == nil && int64(share*float64(d.size)+0.5) != want {
-		err = fmt.Errorf("%.1f %% of %s are on the device and not %.1f", 100*share, d.name,
+		err = fmt.Errorf("%.1f %% of %s are on the device instead of %.1f", 100*share, d.name,
 			100*float64(want)/float64(d.size))
 	}
 	return err

@@ -72,7 +72,7 @@ func (d *deviceFile) close() {
 	clear(d.mappings)
 }
 
-// forget has the device give up what it holds of the file. No mapping of it may exist.
+// forget makes the device evict the file. No mapping of the file may exist.
 func (d *deviceFile) forget(device int) error {
 	f, err := d.open()
 	if err != nil {
@@ -195,7 +195,7 @@ func readInto(path string, n int64) (time.Duration, error) {
 	return took, err
 }
 
-// secondMapRow asks what the second process pays for a file that the device has.
+// secondMapRow measures what a second process pays for a file that the device already has.
 func (d *deviceFile) secondMapRow(name string) rows.Row {
 	var moved int64
 	return rows.Row{
@@ -227,7 +227,7 @@ func (p *place) filledPages() (int64, error) {
 	return c["filled_pages"] + c["refreshed_pages"] + c["patched_pages"], err
 }
 
-// callRows ask what acquire and release cost on a mapping of the whole file.
+// callRows measure acquire and release on a mapping of the whole file.
 func (d *deviceFile) callRows(size string, emulatedDevices bool) []rows.Row {
 	// timed measures one call on a mapping.
 	timed := func(device int, writable bool,

@@ -85,7 +85,7 @@ func (o *benchOptions) run(cmd *cobra.Command) error {
 		return usagef("--run: %w", err)
 	}
 	if cmd.Flags().Changed("rounds") && o.Rounds < 1 { // 0 means the default only if the flag is absent
-		return usagef("--rounds %d: each side is measured once at least", o.Rounds)
+		return usagef("--rounds %d: each side must be measured at least once", o.Rounds)
 	}
 	if o.Model != "" && o.File != "" {
 		return usagef("--file and --model cannot be used together: --model reads its file")

@@ -270,8 +270,8 @@ func TestCommandBenchWrongUsage(t *testing.T) {
 		says string
 	}{
 		{[]string{"--run", "("}, exitUsage, "--run"},
-		{[]string{"--rounds=-1"}, exitUsage, "--rounds -1: each side is measured once at least"},
-		{[]string{"--rounds=0"}, exitUsage, "--rounds 0: each side is measured once at least"},
+		{[]string{"--rounds=-1"}, exitUsage, "--rounds -1: each side must be measured at least once"},
+		{[]string{"--rounds=0"}, exitUsage, "--rounds 0: each side must be measured at least once"},
 		{[]string{"--gpus=nonsense"}, exitUsage, "use auto, none"},
 		{[]string{"extra"}, exitUsage, "takes no arguments"},
 		{[]string{"--nonsense"}, exitUsage, "nonsense"},

@@ -37,7 +37,7 @@ func main() {
 }
 
 // nameProcess sets the name that ps and top show, if the process was started through /proc/self/exe: the kernel calls
-// it exe. Threads and processes started later inherit the name.
+// it exe. Threads that the main thread starts later inherit it.
 func nameProcess() {
 	const comm = "/proc/self/comm" // proc_pid_comm(5)
 	if name, err := os.ReadFile(comm); err == nil && strings.TrimSpace(string(name)) == "exe" {
