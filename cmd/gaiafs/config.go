@@ -98,7 +98,7 @@ func (c *configFile) read(known *pflag.FlagSet) (map[string]string, error) {
 		case int64:
 			values[name] = strconv.FormatInt(v, 10)
 		default:
-			return nil, c.fault(name, fmt.Errorf("a text, a whole number or true or false is needed"))
+			return nil, c.fault(name, fmt.Errorf("the value must be a text, a whole number, true or false"))
 		}
 	}
 	return values, nil

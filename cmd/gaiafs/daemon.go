@@ -33,7 +33,7 @@ func startDaemon(m *mountPlan, arguments []string) (ready string, err error) {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	})
 	if errors.Is(err, errDiedSilently) {
-		return "", fmt.Errorf("%w; its last words are in %s", err, name)
+		return "", fmt.Errorf("%w; see the end of its log: %s", err, name)
 	}
 	if err != nil {
 		if !errors.Is(err, errInterrupted) {

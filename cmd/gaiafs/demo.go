@@ -149,10 +149,10 @@ func endMount(cmd *exec.Cmd, logPath string) error {
 	late := time.AfterFunc(patience, func() { _ = cmd.Process.Signal(syscall.SIGTERM) }) // a second signal forces
 	defer late.Stop()
 	if err := cmd.Wait(); err != nil {
-		text := fmt.Sprintf("the mount did not end well: %v", err)
+		text := fmt.Sprintf("the mount ended with an error: %v", err)
 		if words, rerr := os.ReadFile(logPath); rerr == nil {
 			lines := strings.Split(strings.TrimSpace(string(words)), "\n")
-			text += "; its last words: " + lines[len(lines)-1]
+			text += "; the end of its log: " + lines[len(lines)-1]
 		}
 		return errors.New(text)
 	}

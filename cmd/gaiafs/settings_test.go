@@ -81,7 +81,7 @@ func TestWrongSettingsNameWhereTheyAre(t *testing.T) {
 		"# none\ngpu-memory = \"lots\"":          ":2: gpu-memory: \"lots\" is not a size",
 		"log-level = \"info\"\nattr-timeout = 3": ":2: attr-timeout: \"3\" is not a duration",
 		"read-only = \"perhaps\"":                ":1: read-only: \"perhaps\" is neither true nor false",
-		"gpu-memory = [1, 2]":                    ":1: gpu-memory: a text, a whole number or true or false is needed",
+		"gpu-memory = [1, 2]":                    ":1: gpu-memory: the value must be a text, a whole number, true or false",
 		"gpus = 'none'\ngpus = 'auto'":           ":2: ",
 		"gpus = 'none'\n\nhost-memory 5":         ":3: ",
 		"daemon = true":                          ":1: daemon: there is no such setting",

@@ -7,8 +7,9 @@ import "time"
 const worthSplitting = 0.8
 
 // Split decides how to divide a read of n bytes between a, which has the first most of them, and b, which has all. a
-// reads fromA bytes from the beginning, a multiple of grain, and b concurrently reads the rest. took is the estimated
-// time. Split divides a read only if no other read is under way. It leaves out a place that is stuck.
+// reads fromA bytes from the beginning, and b concurrently reads the rest. took is the estimated time. If other reads
+// are under way, fromA is 0 or most, rounded down to a multiple of grain unless it is n. Otherwise it may be any
+// multiple of grain. Split avoids a place that is stuck, as far as the other one has the bytes.
 func Split(a, b *Source, n, most, grain int64) (fromA int64, took time.Duration) {
 	most = min(most, n)
 	if most < n {
