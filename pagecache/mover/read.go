@@ -27,7 +27,7 @@ type Read struct {
 	urgent, own bool
 
 	began time.Time
-	ahead cost.Ahead // what was under way
+	ahead cost.Ahead // what was in progress
 
 	// done is closed when buf has the bytes, or err is set.
 	done  chan struct{}

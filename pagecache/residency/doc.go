@@ -7,7 +7,7 @@
 // file; package pagecache implements it. This package does not know what the bytes are, nor whether other copies exist.
 // To evict an extent it asks the Key to Clean it. The Key lets go of the extent (Leave) when nothing would be lost.
 //
-// Memory comes from Reserve and Grant only. Reserve pins all extents of a range for a client, or none. A tenants.Ledger
+// Only Reserve and Grant make extents. Reserve pins all extents of a range for a client, or none. A tenants.Ledger
 // decides whose extents make room, and a policy.Rule which of them.
 //
 // # Ownership
@@ -21,22 +21,22 @@
 //
 // # States of an extent
 //
-//	made      it has memory; nobody knows of it but Reserve, which zeroes it, or Grant
-//	idle      its Key has it, and nobody maps it: a victim for the policy
+//	made      it has memory; only Reserve, which zeroes it, or Grant knows it
+//	idle      its Key has it, and nobody maps it: it may be evicted
 //	mapped    its Key has it, and so have clients' Pins
-//	left      its Key let go of it; the memory stays for those who still use it
-//	freed     nobody uses it
+//	left      its Key let go of it; the memory stays for its remaining users
+//	freed     nobody uses it, and it has no memory
 //
 // The transitions, and who makes them:
 //
 //	made   → mapped   Reserve, for the client that asked. Its placement becomes TierVRAM
-//	made   → freed    Reserve, where zeroing fails
+//	made   → freed    Reserve, if zeroing fails
 //	idle   → mapped   Reserve
-//	mapped → idle     Pin.Free, of the last one
+//	mapped → idle     Pin.Free of the last Pin
 //	idle   → left     Leave: the extent is evicted, or its file is gone
-//	mapped → left     Leave of a lost device; or Reserve, where the Key got other memory for these pages meanwhile
-//	left   → freed    Pin.Free or LetGo, of the last user. Its placement becomes TierNone
-//	idle   → idle     Move: its bytes are in other memory. Its placement becomes TierHost, or TierVRAM again
+//	mapped → left     Leave, if the device is lost; or Reserve, if the Key has got other memory for these pages
+//	left   → freed    Pin.Free or LetGo by the last user. Its placement becomes TierNone
+//	idle   → idle     Move to other memory. Its placement becomes TierHost, or TierVRAM again
 //
 // # Placements
 //
