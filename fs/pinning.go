@@ -117,31 +117,34 @@ func (fs *fileSystem) ownPinning(n *node) (p pagecache.Pinning, has bool) {
 	return p, err == nil
 }
 
-// repin reads a file's pin again. For a directory it reads the pins of all files.
-func (fs *fileSystem) repin(id uint64) {
-	n := fs.node(id)
-	if n == nil || fs.cache == nil {
-		return
-	}
-	if !n.isRegular() {
-		fs.repinAll()
-	} else if f := fs.cache.Lookup(n.key.fileID()); f != nil {
-		f.SetPinning(fs.pinning(n))
+// repin reads the pin of n again. For a directory it reads the pins of the files below it that devices hold something
+// of. It skips files that the kernel has forgotten, because their place is unknown, and files on filesystems below
+// SOURCE, which may not answer. The pins of these are read when a program opens them for a device.
+func (fs *fileSystem) repin(n *node) {
+	switch {
+	case n == nil || fs.cache == nil:
+	case n.isRegular():
+		if f := fs.cache.Lookup(n.key.fileID()); f != nil {
+			f.SetPinning(fs.pinning(n))
+		}
+	default:
+		fs.cache.Repin(func(id pagecache.FileID) (p pagecache.Pinning, known bool) {
+			file := fs.table.byInode(inodeKey{id.Dev, id.Ino})
+			if file == nil || fs.mayHang(file) || !file.isIn(n) {
+				return p, false
+			}
+			return fs.pinning(file), true
+		})
 	}
 }
 
-// repinAll reads the pins of all files again that devices hold something of. It skips files that the kernel has
-// forgotten, because their place is unknown, and files on filesystems below SOURCE, which may not answer. The pins of
-// these are read when a program opens them for a device.
-func (fs *fileSystem) repinAll() {
-	if fs.cache == nil {
-		return
+// isIn reports whether n is dir or below it.
+func (n *node) isIn(dir *node) bool {
+	for n != nil && n != dir {
+		n.mu.Lock()
+		parent := n.where.parent
+		n.mu.Unlock()
+		n = parent
 	}
-	fs.cache.Repin(func(id pagecache.FileID) (p pagecache.Pinning, known bool) {
-		n := fs.table.byInode(inodeKey{id.Dev, id.Ino})
-		if n == nil || fs.mayHang(n) {
-			return p, false
-		}
-		return fs.pinning(n), true
-	})
+	return n != nil
 }

@@ -147,8 +147,13 @@ func (fs *fileSystem) Rename(_ <-chan struct{}, in *fuse.RenameIn, oldName, newN
 	}
 	defer fs.unhold(to)
 	defer fs.descriptors.trim()
+	var moved [2]*node
 	if from != to {
-		defer fs.repinAll() // a file may inherit another pin now; runs when the names are unlocked
+		defer func() { // when the names are unlocked: what moved may inherit another pin now
+			for _, n := range moved {
+				fs.repin(n)
+			}
+		}()
 	}
 	if from != to && !sameMount(fromDir, toDir) {
 		return fuse.Status(syscall.EXDEV) // before anything waits for the other filesystem with both names locked
@@ -189,6 +194,7 @@ func (fs *fileSystem) Rename(_ <-chan struct{}, in *fuse.RenameIn, oldName, newN
 		fs.lastNameGone(target.node)
 	}
 	source.end(toDir, newName)
+	moved = [2]*node{source.node, target.node}
 	return fuse.OK
 }
 

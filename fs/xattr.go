@@ -99,7 +99,7 @@ func (fs *fileSystem) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, attr
 		if status := fs.beforeCacheAttribute(cancel, in, attr, data); attr != AttributePin || !status.Ok() {
 			return status
 		}
-		defer fs.repin(in.NodeId)
+		defer fs.repin(fs.node(in.NodeId))
 	}
 	ctx := newRequest(cancel, &in.Caller)
 	defer ctx.end()
@@ -142,7 +142,7 @@ func (fs *fileSystem) RemoveXAttr(cancel <-chan struct{}, header *fuse.InHeader,
 		if attr != AttributePin {
 			return fuse.EINVAL
 		}
-		defer fs.repin(header.NodeId)
+		defer fs.repin(fs.node(header.NodeId))
 	}
 	ctx := newRequest(cancel, &header.Caller)
 	defer ctx.end()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -107,6 +108,40 @@ func TestPinsAreInherited(t *testing.T) {
 	require.Contains(t, pinned(in("models/inside")), "pinned  on gpu1,")
 	require.Equal(t, exitOK, gaiafsCommand(t, "unpin", in("models")).code)
 	require.NotContains(t, pinned(in("models/inside")), "pinned")
+	s.signal(t, syscall.SIGTERM)
+	require.Equal(t, exitOK, s.end(t))
+}
+
+// A rename reads the pins of what moves, and of nothing else: it takes no longer if devices hold many other files.
+func TestPinsOfWhatMoves(t *testing.T) {
+	s := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=8M")
+	in := func(name string) string { return filepath.Join(s.mountpoint, name) }
+	for _, dir := range []string{"models/small", "here", "there"} {
+		require.NoError(t, os.MkdirAll(in(dir), 0o755))
+	}
+	warmFiles(t, 2*mib, in("models/small/a"), in("here/b"))
+	pinned := func() bool {
+		t.Helper()
+		r := gaiafsCommand(t, "status", s.mountpoint)
+		require.Equal(t, exitOK, r.code, r.err)
+		return strings.Contains(r.out, "stays\n  gpu0  2.0 MiB  on account of")
+	}
+	// Nothing tells the mount of pins that are set in SOURCE.
+	require.NoError(t, unix.Setxattr(filepath.Join(s.source, "models"), pinAttribute, []byte("all"), 0))
+	require.False(t, pinned())
+	require.NoError(t, os.Rename(in("here/b"), in("there/b")))
+	require.False(t, pinned(), "another file was moved")
+	require.NoError(t, os.Rename(in("there"), in("here/there")))
+	require.False(t, pinned(), "another directory was moved")
+	require.NoError(t, os.Rename(in("models"), in("here/models")))
+	require.True(t, pinned(), "a directory above was moved")
+	require.NoError(t, os.Rename(in("here/models/small/a"), in("a")))
+	require.False(t, pinned(), "the file was moved out")
+	require.NoError(t, unix.Renameat2(unix.AT_FDCWD, in("a"), unix.AT_FDCWD, in("here/models"), unix.RENAME_EXCHANGE))
+	require.False(t, pinned())
+	require.NoError(t, unix.Renameat2(unix.AT_FDCWD, in("here/there"), unix.AT_FDCWD, in("a/small"),
+		unix.RENAME_EXCHANGE))
+	require.True(t, pinned(), "a directory came in by an exchange")
 	s.signal(t, syscall.SIGTERM)
 	require.Equal(t, exitOK, s.end(t))
 }
