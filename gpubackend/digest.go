@@ -48,7 +48,7 @@ type DigestKey struct {
 const DigestKeySize = (pageWords + 3) * 8
 
 // NewDigestKey draws a key from random, which should be crypto/rand's Reader. It reads 4 KiB for NH, then words for the
-// fold. Of these it takes the lower 61 bits, and draws again if they are no residue of foldPrime.
+// fold. Of these it takes the lower 61 bits, and draws again if they are not residues of foldPrime.
 func NewDigestKey(random io.Reader) (*DigestKey, error) {
 	var k DigestKey
 	var buf [page.Size]byte
@@ -97,7 +97,7 @@ func DecodeDigestKey(b []byte) (*DigestKey, error) {
 	for i := range k.fold {
 		k.fold[i] = binary.LittleEndian.Uint64(b[8*(pageWords+i):])
 		if k.fold[i] >= foldPrime {
-			return nil, errors.New("digest key with a word that is no residue")
+			return nil, errors.New("digest key has a word that is not a residue")
 		}
 	}
 	return &k, nil

@@ -42,7 +42,7 @@ type mapped struct {
 	writable bool
 }
 
-var errReadOnlyView = errors.New("view is for reading")
+var errReadOnlyView = errors.New("view is read-only")
 
 func (v *mapped) Load(p []byte, off int64) error {
 	copy(p, v.data[off:][:len(p)])

@@ -127,16 +127,16 @@ func testFreedUnderImporter(f *fixture) {
 	}
 	p.do(request{Op: "close", View: 0})
 	p.kill()
-	require.Equal(f, 8*g, f.dev.Used(), "nobody keeps anything")
+	require.Equal(f, 8*g, f.dev.Used(), "no process keeps memory")
 }
 
 // testHeld tests whether Held knows that another process may still have exported memory.
 func testHeld(f *fixture) {
 	m := f.alloc(f.info.Granularity)
-	require.False(f, m.Held(), "nobody was given it")
+	require.False(f, m.Held(), "no process got it")
 	f.export(m, true)
 	unknown := slices.Contains(f.allowed, ImportersAreUnknown)
-	require.Equal(f, unknown, m.Held(), "exported, and sent to nobody")
+	require.Equal(f, unknown, m.Held(), "exported, but sent to no process")
 	for _, writable := range []bool{true, false} {
 		p := f.startPeer(f.export(m, writable))
 		require.True(f, m.Held(), "a process has the descriptor")
@@ -207,7 +207,7 @@ func testPatchBesideStores(f *fixture, agreed bool) {
 		select {
 		case a = <-answered:
 			done = patches > 0
-			require.True(f, done, "the process was done before anything was patched beside it")
+			require.True(f, done, "the process ended before anything was patched")
 		default:
 		}
 	}

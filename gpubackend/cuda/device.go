@@ -79,7 +79,7 @@ func open(drv *driver, o Options, ptx []byte) (*device, error) {
 		return nil, f.Unusable
 	}
 	if o.Memory > f.Memory {
-		return nil, fmt.Errorf("%w: %d MiB asked for, %s has %d", gpubackend.ErrNoMemory, o.Memory>>20, f.Name,
+		return nil, fmt.Errorf("%w: %d MiB requested, %s has %d", gpubackend.ErrNoMemory, o.Memory>>20, f.Name,
 			f.Memory>>20)
 	}
 	if o.Key == nil {
@@ -213,7 +213,7 @@ func (d *device) Free() (int64, error) {
 
 func (d *device) Alloc(size int64) (gpubackend.Memory, error) {
 	if size <= 0 || size&(d.info.Granularity-1) != 0 {
-		return nil, fmt.Errorf("%w: %d bytes are no positive multiple of %d", gpubackend.ErrRange, size,
+		return nil, fmt.Errorf("%w: %d bytes are not a positive multiple of %d", gpubackend.ErrRange, size,
 			d.info.Granularity)
 	}
 	if err := d.reserve(size); err != nil {
@@ -230,7 +230,7 @@ func (d *device) Alloc(size int64) (gpubackend.Memory, error) {
 // AllocHost pins memory of the GPU's NUMA node. The driver zeroes and pins it at some 4 GB/s.
 func (d *device) AllocHost(size int64) (gpubackend.Memory, error) {
 	if size <= 0 || size&(d.info.Granularity-1) != 0 {
-		return nil, fmt.Errorf("%w: %d bytes are no positive multiple of %d", gpubackend.ErrRange, size,
+		return nil, fmt.Errorf("%w: %d bytes are not a positive multiple of %d", gpubackend.ErrRange, size,
 			d.info.Granularity)
 	}
 	d.mu.Lock()
@@ -265,7 +265,7 @@ func (d *device) reserve(size int64) error {
 		return gpubackend.ErrClosed
 	}
 	if size > d.budget-d.used {
-		return fmt.Errorf("%w: %d of %d bytes in use, %d more asked for", gpubackend.ErrNoMemory, d.used, d.budget,
+		return fmt.Errorf("%w: %d of %d bytes in use, %d more requested", gpubackend.ErrNoMemory, d.used, d.budget,
 			size)
 	}
 	d.used += size
@@ -354,7 +354,7 @@ func (d *device) own(mem gpubackend.Memory, off, n int64) (*memory, error) {
 // ownPages is own for n pages, of which the first begins at off.
 func (d *device) ownPages(mem gpubackend.Memory, off int64, n int) (*memory, error) {
 	if off&(pageSize-1) != 0 {
-		return nil, fmt.Errorf("%w: no page begins at %d", gpubackend.ErrRange, off)
+		return nil, fmt.Errorf("%w: offset %d is not at the start of a page", gpubackend.ErrRange, off)
 	}
 	return d.own(mem, off, int64(n)*pageSize)
 }

@@ -139,7 +139,7 @@ func TestOpenOptions(t *testing.T) {
 		"1 such devices":                        {CUDA: 1},
 		"negative":                              {Ordinal: -1},
 		"less than one":                         {Memory: 2<<20 - 1},
-		"2048 MiB asked for, Fake GPU has 1024": {Memory: 2 << 30},
+		"2048 MiB requested, Fake GPU has 1024": {Memory: 2 << 30},
 		"at least 1024 MiB are needed, and 1023 of the 1024 MiB of Fake GPU (CUDA device 0) are free": {Memory: 1 << 30},
 		"numbered from 0": {CUDA: -1},
 		"(-5)":            {Memory: -5},

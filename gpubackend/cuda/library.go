@@ -72,7 +72,7 @@ func (d *driver) start() error {
 	case stubLibrary:
 		return fmt.Errorf("%w: %s is the toolkit's stub for linking, not a driver", ErrUnavailable, libraryName)
 	case driverMismatch:
-		return fmt.Errorf("%w: %s is of another version than the kernel's driver; was the machine not started again after an upgrade?",
+		return fmt.Errorf("%w: %s does not match the version of the kernel's driver; after an upgrade, restart the machine",
 			ErrUnavailable, libraryName)
 	default:
 		return fmt.Errorf("%w: the NVIDIA driver does not start: %s", ErrUnavailable, d.describe(r))

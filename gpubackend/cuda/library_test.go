@@ -45,7 +45,7 @@ func TestDriverDoesNotStart(t *testing.T) {
 	for r, want := range map[result]string{
 		noDevice:       "the NVIDIA driver finds no device (what the driver says (CUDA error 100))",
 		stubLibrary:    "libcuda.so.1 is the toolkit's stub for linking, not a driver",
-		driverMismatch: "libcuda.so.1 is of another version than the kernel's driver; was the machine not started again after an upgrade?",
+		driverMismatch: "libcuda.so.1 does not match the version of the kernel's driver; after an upgrade, restart the machine",
 		invalidValue:   "the NVIDIA driver does not start: what the driver says (CUDA error 1)",
 		unknown:        "the NVIDIA driver does not start: CUDA error 999",
 	} {

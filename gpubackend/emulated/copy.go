@@ -25,7 +25,7 @@ func (d *device) own(mem gpubackend.Memory, off, n int64) (*memory, error) {
 // ownPages is own for n pages, of which the first begins at off.
 func (d *device) ownPages(mem gpubackend.Memory, off int64, n int) (*memory, error) {
 	if off&(page.Size-1) != 0 {
-		return nil, fmt.Errorf("%w: no page begins at %d", gpubackend.ErrRange, off)
+		return nil, fmt.Errorf("%w: offset %d is not at the start of a page", gpubackend.ErrRange, off)
 	}
 	return d.own(mem, off, int64(n)<<page.Shift)
 }

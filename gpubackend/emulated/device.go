@@ -68,7 +68,7 @@ func New(o Options) (gpubackend.Device, error) {
 	}
 	least := int64(max(page.Size, unix.Getpagesize()))
 	if o.Granularity < least || o.Granularity&(o.Granularity-1) != 0 {
-		return nil, fmt.Errorf("emulated device %d: granularity of %d bytes is no power of two from %d on",
+		return nil, fmt.Errorf("emulated device %d: granularity of %d bytes is not a power of two of at least %d",
 			o.Ordinal, o.Granularity, least)
 	}
 	if o.Memory < o.Granularity {
@@ -175,7 +175,7 @@ func (d *device) letGoLocked() {
 
 func (d *device) Alloc(size int64) (gpubackend.Memory, error) {
 	if size <= 0 || size&(d.info.Granularity-1) != 0 {
-		return nil, fmt.Errorf("%w: %d bytes are no positive multiple of %d", gpubackend.ErrRange, size,
+		return nil, fmt.Errorf("%w: %d bytes are not a positive multiple of %d", gpubackend.ErrRange, size,
 			d.info.Granularity)
 	}
 	if err := d.reserve(size); err != nil {
@@ -191,7 +191,7 @@ func (d *device) Alloc(size int64) (gpubackend.Memory, error) {
 
 func (d *device) AllocHost(size int64) (gpubackend.Memory, error) {
 	if size <= 0 || size&(d.info.Granularity-1) != 0 {
-		return nil, fmt.Errorf("%w: %d bytes are no positive multiple of %d", gpubackend.ErrRange, size,
+		return nil, fmt.Errorf("%w: %d bytes are not a positive multiple of %d", gpubackend.ErrRange, size,
 			d.info.Granularity)
 	}
 	if err := d.count(); err != nil {
@@ -227,11 +227,11 @@ func (d *device) reserve(size int64) error {
 		d.reapLocked()
 	}
 	if size > d.budget-d.used {
-		return fmt.Errorf("%w: %d of %d bytes in use, %d more asked for",
+		return fmt.Errorf("%w: %d of %d bytes in use, %d more requested",
 			gpubackend.ErrNoMemory, d.used, d.budget, size)
 	}
 	if d.taken != nil && size > d.total-d.taken()-d.used {
-		return fmt.Errorf("%w: others have the memory", gpubackend.ErrNoMemory)
+		return fmt.Errorf("%w: other programs have the memory", gpubackend.ErrNoMemory)
 	}
 	d.used += size
 	d.memories++

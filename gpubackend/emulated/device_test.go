@@ -168,9 +168,9 @@ func TestExportsAreSealed(t *testing.T) {
 		require.ErrorIs(t, unix.Ftruncate(int(rw.Fd()), size), unix.EPERM, "truncate to %d", size)
 	}
 	require.ErrorIs(t, unix.Fallocate(int(rw.Fd()), 0, 0, 4<<20), unix.EPERM, "grow")
-	require.ErrorIs(t, unix.Fchmod(int(rw.Fd()), 0o700), unix.EPERM, "nobody may execute it (Linux 6.3 and later)")
+	require.ErrorIs(t, unix.Fchmod(int(rw.Fd()), 0o700), unix.EPERM, "it cannot be made executable (Linux 6.3 and later)")
 	_, err = unix.FcntlInt(rw.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_WRITE)
-	require.ErrorIs(t, err, unix.EPERM, "nobody may seal further")
+	require.ErrorIs(t, err, unix.EPERM, "no further seals")
 
 	fill := bytes.Repeat([]byte{1}, 2<<20)
 	require.NoError(t, d.CopyIn(t.Context(), []gpubackend.Copy{{Mem: m, Host: fill}}))
