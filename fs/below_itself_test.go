@@ -26,8 +26,8 @@ func (s *scene) requireTree(t *testing.T) {
 	}
 }
 
-// TestDirectoriesChangePlacesInSource: of two directories the upper one is moved into the lower one in SOURCE, while a
-// program on the mount has that open.
+// TestDirectoriesChangePlacesInSource: in SOURCE, a directory is moved into one that was below it, while a program on
+// the mount has the lower one open.
 func TestDirectoriesChangePlacesInSource(t *testing.T) {
 	everyMode(t, func(t *testing.T, s *scene) {
 		require.NoError(t, os.MkdirAll(filepath.Join(s.source, "outer/inner"), 0o755))
@@ -42,7 +42,7 @@ func TestDirectoriesChangePlacesInSource(t *testing.T) {
 		require.NoError(t, os.Rename(filepath.Join(s.source, "outer/inner"), filepath.Join(s.source, "inner")))
 		require.NoError(t, os.Rename(filepath.Join(s.source, "outer"), filepath.Join(s.source, "inner/outer")))
 		var st unix.Stat_t
-		_ = unix.Fstatat(inner, "outer", &st, 0) // ELOOP, as long as the kernel does not know that inner has moved
+		_ = unix.Fstatat(inner, "outer", &st, 0) // ELOOP until the kernel learns that inner has moved
 		s.requireTree(t)
 		require.Eventually(t, func() bool {
 			text, err := os.ReadFile(filepath.Join(s.mnt, "inner/outer/f"))
@@ -53,7 +53,7 @@ func TestDirectoriesChangePlacesInSource(t *testing.T) {
 	})
 }
 
-// TestDirectoryMountedBelowItself: on a filesystem below SOURCE, a directory is mounted once more in itself.
+// TestDirectoryMountedBelowItself: on a filesystem below SOURCE, a directory is also mounted inside itself.
 func TestDirectoryMountedBelowItself(t *testing.T) {
 	requireRoot(t)
 	everyMode(t, func(t *testing.T, s *scene) {

@@ -197,7 +197,7 @@ func TestDeviceAndProgramsShareAFile(t *testing.T) {
 			assert.Equal(t, "ABGP\x00\x00!\x00\x00\x00", w.load(t, 10))
 			require.NoError(t, os.Remove(path))
 			w.close(t)
-			assert.Zero(t, s.fs.changed.Load(), "what the mount did was taken for somebody else's doing")
+			assert.Zero(t, s.fs.changed.Load(), "the mount's own change was taken for a foreign one")
 		})
 	}
 }

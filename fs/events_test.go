@@ -96,7 +96,7 @@ func TestEventsTellWhoChanged(t *testing.T) {
 			w.witness.begin(int(w.Fd()))
 			_, err := w.WriteString("own")
 			require.NoError(t, err)
-			require.Equal(t, before, w.look(t), "the mount's own write was taken for somebody else's")
+			require.Equal(t, before, w.look(t), "the mount's own write was taken for a foreign one")
 			w.append(t)
 			require.Equal(t, before+want, w.look(t))
 			w.witness.end(int(w.Fd()), anySize)

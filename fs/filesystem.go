@@ -82,7 +82,7 @@ type fileSystem struct {
 	freed    chan struct{}
 	removed  removedFiles
 
-	times [requestKinds]pagecache.Histogram // of the handlers behind served
+	times [requestKinds]pagecache.Histogram // durations of requests, see timed
 
 	background sync.WaitGroup // goroutines of apart, reap and others
 

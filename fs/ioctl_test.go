@@ -118,7 +118,7 @@ func TestGrant(t *testing.T) {
 	content, err := os.ReadFile(filepath.Join(s.mnt, "d/f"))
 	require.NoError(t, err)
 	assert.Equal(t, "\x00\x00\x00\x00\x00from below", string(content))
-	assert.Zero(t, s.fs.changed.Load(), "a change made through Home was taken for somebody else's")
+	assert.Zero(t, s.fs.changed.Load(), "a change made through Home was taken for a foreign one")
 
 	duplicate, err := unix.Dup(int(f.Fd()))
 	require.NoError(t, err)
@@ -215,7 +215,7 @@ func TestInodeFlags(t *testing.T) {
 			in.Caller.Uid = uid
 			return s.fs.Ioctl(nil, &in, flags, &fuse.IoctlOut{}, nil)
 		}
-		assert.Equal(t, fuse.EPERM, ask(1, unix.FS_IOC_SETFLAGS), "somebody else's file")
+		assert.Equal(t, fuse.EPERM, ask(1, unix.FS_IOC_SETFLAGS), "another user's file")
 		require.NoError(t, changeFlags(below, 0, appendOnly))
 		require.NoError(t, os.Chown(path, 1, -1))
 		binary.NativeEndian.PutUint32(flags, 0x8) // FS_XFLAG_IMMUTABLE

@@ -40,7 +40,7 @@ func breaks(t *testing.T, f *os.File) {
 	require.Eventually(t, func() bool {
 		kind, err := unix.FcntlInt(f.Fd(), unix.F_GETLEASE, 0)
 		return err == nil && kind != was
-	}, eventually, tick, "nobody opened the file")
+	}, eventually, tick, "no open broke the lease")
 }
 
 // TestOpenWaitsForLease: an open on the mount waits while a process has a lease on the file in SOURCE, as in SOURCE

@@ -63,7 +63,7 @@ type node struct {
 	recent  bool    // used since the clock hand last passed; protected by mu
 	dropped bool    // not in the table any more; protected by mu
 	removed bool    // lost its last name through the mount; protected by mu
-	below   bool    // fd is on a mount below SOURCE; protected by mu
+	below   bool    // fd is on a mount below SOURCE, and n can be found by name; protected by mu
 
 	slot int // place in descriptors.ring, -1 if not there; protected by descriptors.mu
 

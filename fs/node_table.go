@@ -166,8 +166,8 @@ func (fs *fileSystem) joinCache(n *node) {
 }
 
 // place sets n's locator. If others may be using the old locator, the caller holds the names of its directory.
-// A directory that appears below itself stays where it was: it was mounted there, or moved in SOURCE into a directory
-// that had been below it. The kernel does not take it there either (ELOOP).
+// If a directory appears below itself, place does nothing: the directory was mounted there, or moved in SOURCE into a
+// directory that was below it. The kernel does not accept it there either (ELOOP).
 func (fs *fileSystem) place(n *node, where locator) {
 	if n.id == rootID {
 		return
@@ -187,7 +187,7 @@ func (fs *fileSystem) place(n *node, where locator) {
 	}
 }
 
-// move is place for n, whose mu is held. It reports whether n is there now.
+// move moves the locator of n to where, and reports whether it did. The caller holds n.mu.
 func (t *nodeTable) move(n *node, where locator) bool {
 	if n.kind == unix.S_IFDIR {
 		t.placing.Lock()

@@ -46,7 +46,7 @@ type Options struct {
 	// Events chooses what reports changes in Source, in addition to the files' attributes: EventsAuto, EventsAll,
 	// EventsFanotify, EventsInotify or EventsOff. "" means EventsOff. If the kernel or Source does not support the
 	// kind, there are no events. EventsAll watches Source's whole filesystem (root, a local filesystem), and the kernel
-	// keeps names and attributes for a minute. If programs write past the daemon, it means EventsAuto.
+	// keeps names and attributes for a minute. If programs write past the daemon, EventsAll is EventsAuto.
 	Events string
 	// Log takes warnings and errors; nil discards them. Debug logs every request.
 	Log   *slog.Logger

@@ -54,7 +54,7 @@ func (p *flagged) check(after string) error {
 	if !bytes.Equal(p.m, p.want[:page.Size]) {
 		return fmt.Errorf("after %s, the mapping begins with %q, not %q", after, p.m[:20], p.want[:20])
 	}
-	for name, f := range map[string]*os.File{"the open": p.f, "the open beside it": p.side} {
+	for name, f := range map[string]*os.File{"the open": p.f, "the other open": p.side} {
 		if f == nil {
 			continue
 		}

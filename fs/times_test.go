@@ -100,7 +100,7 @@ func TestReleaseIsTheMomentOfModification(t *testing.T) {
 		release("new")
 		sh(t, s.mnt, "test f -nt made")
 		sh(t, s.mnt, "touch -d '1 hour ago' f; sync f; test made -nt f; cat f > /dev/null; test made -nt f")
-		assert.Zero(t, s.fs.changed.Load(), "what the mount did was taken for somebody else's doing")
+		assert.Zero(t, s.fs.changed.Load(), "the mount's own change was taken for a foreign one")
 	})
 }
 

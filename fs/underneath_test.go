@@ -33,7 +33,7 @@ func TestSourceChangedUnderneathIsSeenAtOpen(t *testing.T) {
 		return string(buf[:n])
 	}
 	assert.Equal(t, strings.Repeat("a", 10_000), read())
-	require.Zero(t, s.fs.changed.Load(), "what the mount did was taken for somebody else's doing")
+	require.Zero(t, s.fs.changed.Load(), "the mount's own change was taken for a foreign one")
 
 	require.NoError(t, os.WriteFile(home, bytes.Repeat([]byte("b"), 10_000), 0644))
 	assert.Equal(t, strings.Repeat("b", 10_000), read())
@@ -273,6 +273,6 @@ func TestOwnChangesAtOnceAreNotTakenForForeign(t *testing.T) {
 		all.Wait()
 		_, err = os.ReadFile(path)
 		require.NoError(t, err)
-		assert.Zero(t, s.fs.changed.Load(), "what the mount did was taken for somebody else's doing")
+		assert.Zero(t, s.fs.changed.Load(), "the mount's own change was taken for a foreign one")
 	})
 }

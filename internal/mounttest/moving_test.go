@@ -228,7 +228,7 @@ func (x *beside) check(p int64) error {
 			}
 		}
 		if b != want {
-			return fmt.Errorf("byte %d of page %d of the file beside is 0x%02x, want 0x%02x", i, p, b, want)
+			return fmt.Errorf("byte %d of page %d of the second file is 0x%02x, want 0x%02x", i, p, b, want)
 		}
 	}
 	return nil

@@ -295,7 +295,7 @@ func TestRandomPrograms(t *testing.T) {
 				require.NoError(t, err)
 				require.Positive(t, s.Counters["device_reads"])
 			}
-			t.Logf("%d steps in %v, of which %s", done, time.Since(start).Round(time.Millisecond), x.slowest())
+			t.Logf("%d steps in %v; slowest: %s", done, time.Since(start).Round(time.Millisecond), x.slowest())
 		})
 	}
 }

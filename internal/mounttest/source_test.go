@@ -63,7 +63,7 @@ func (x *system) changeSource(s model.Step) ([]byte, error) {
 		x.name = name
 		return nil, nil
 	}
-	return nil, fmt.Errorf("nobody can do %v", s.Op)
+	return nil, fmt.Errorf("%v is not possible in SOURCE", s.Op)
 }
 
 func (x *system) sourcePath() string { return filepath.Join(x.mount.Source, x.name) }

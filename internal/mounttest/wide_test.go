@@ -164,7 +164,7 @@ func wideMachine(t *testing.T, source string, number int, writeBack bool, kinds 
 	if m.moving != nil {
 		x.requireMoves(steps)
 	}
-	t.Logf("%d steps in %v, of which %s", steps, time.Since(start).Round(time.Millisecond), x.slowest())
+	t.Logf("%d steps in %v; slowest: %s", steps, time.Since(start).Round(time.Millisecond), x.slowest())
 }
 
 // runText runs the steps of -program unchanged.
