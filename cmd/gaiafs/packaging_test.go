@@ -102,7 +102,7 @@ func TestRelease(t *testing.T) {
 	run("", "git", "commit", "-qm", "first")
 	run("has no part '## "+version+"'", "packaging/release", "build/release")
 	put("CHANGELOG.md", "# Changes\n\n## "+version+"\n\n### News\n\n- This.\n\n## 0.0.1\n\nNot this.\n")
-	run("not committed", "packaging/release", "build/release")
+	run("uncommitted changes", "packaging/release", "build/release")
 	run("", "git", "commit", "-qam", "second")
 	run("nothing", "env", "ARTIFACTS=nothing", "packaging/release", "build/release")
 	require.Empty(t, run("", "git", "tag"), "the tag of a release that could not be made")
