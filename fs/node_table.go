@@ -192,7 +192,8 @@ func (t *nodeTable) move(n *node, where locator) bool {
 	if n.kind == unix.S_IFDIR {
 		t.placing.Lock()
 		defer t.placing.Unlock()
-		for above := where.parent; above != nil; above = above.where.parent {
+		parent := t.isParent(n) // a new one is not, however deep it is
+		for above := where.parent; parent && above != nil; above = above.where.parent {
 			if above == n {
 				return false
 			}
@@ -203,6 +204,14 @@ func (t *nodeTable) move(n *node, where locator) bool {
 	}
 	n.where = where
 	return true
+}
+
+// isParent reports whether locators name n.
+func (t *nodeTable) isParent(n *node) bool {
+	s := t.shard(n.key)
+	s.Lock()
+	defer s.Unlock()
+	return n.kids > 0
 }
 
 // unrefer takes references from n. If none is left, it drops n, and then its ancestors that are not referred to either.
