@@ -1,11 +1,11 @@
-# Rules for the C library. The top Makefile includes this file; client/c/Makefile does too, for those who want nothing
-# else. It leaves libgaiafs.so and libgaiafs.a in $(GAIAFS_BUILD). CUDA is not needed.
+# Rules for the C library. The top Makefile includes this file, and client/c/Makefile includes it to build only the
+# library. It leaves libgaiafs.so and libgaiafs.a in $(GAIAFS_BUILD). CUDA is not needed.
 GAIAFS_C ?= client/c
 GAIAFS_BUILD ?= build
-# VERSION at the top of the repository is the version of everything.
+# The version of everything is in the file VERSION at the top of the repository.
 GAIAFS_VERSION ?= $(shell cat $(GAIAFS_C)/../../VERSION)
 PREFIX ?= /usr/local
-# Where libraries are, below PREFIX.
+# Where libraries go, below PREFIX.
 LIBDIR ?= lib
 CC ?= cc
 
@@ -34,8 +34,9 @@ $(GAIAFS_BUILD)/libgaiafs.a: $(GAIAFS_C_OBJECTS)
 	rm -f $@
 	$(AR) rcs $@ $^
 
-# What names PREFIX or the version is made here, for they may be others than at the last build. The linker finds the library in the
-# places that it knows once ldconfig ran.
+# Files that contain PREFIX or the version are made here, because both may differ from the last build's. The linker
+# finds
+# the library after ldconfig has run.
 libgaiafs-install: libgaiafs
 	install -d $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/$(LIBDIR)/pkgconfig \
 		$(DESTDIR)$(PREFIX)/$(LIBDIR)/cmake/gaiafs $(DESTDIR)$(PREFIX)/share/man/man3

@@ -1,4 +1,4 @@
-/* Encoding and decoding of frames: bytes in, structures out, and nothing else. */
+/* Encodes and decodes frames. Pure functions. */
 #include "wire.h"
 
 #include <string.h>

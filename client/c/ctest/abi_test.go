@@ -14,8 +14,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/fakecuda"
 )
 
-// abi is what programs that are linked with libgaiafs.so.0 may rely on: each symbol with the version that brought it.
-// Lines may be added, and none may change.
+// abi is the contract with programs that are linked with libgaiafs.so.0: each symbol with the version that added it.
+// Lines may be added but must not change.
 var abi = []string{
 	"gaia_async_error@@GAIAFS_0.1", "gaia_error@@GAIAFS_0.1", "gaia_info@@GAIAFS_0.1", "gaia_macquire@@GAIAFS_0.1",
 	"gaia_macquire_async@@GAIAFS_0.1", "gaia_madvise@@GAIAFS_0.1", "gaia_map@@GAIAFS_0.1", "gaia_mmap@@GAIAFS_0.1",
@@ -32,7 +32,7 @@ var abi = []string{
 	"gaia_map_view@@GAIAFS_0.1.1", "gaia_mview@@GAIAFS_0.1.1", "gaia_view_layout@@GAIAFS_0.1.1", "gaia_note@@GAIAFS_0.1.1",
 }
 
-// requireABI checks a libgaiafs.so: it defines those symbols and no others, and stays where it was loaded.
+// requireABI checks that a libgaiafs.so defines exactly those symbols and stays loaded.
 func requireABI(t *testing.T, library string) {
 	t.Helper()
 	var symbols []string
@@ -45,8 +45,8 @@ func requireABI(t *testing.T, library string) {
 	require.ElementsMatch(t, abi, symbols)
 	dynamic := run(t, "readelf", "-d", library)
 	require.Contains(t, dynamic, "Library soname: [libgaiafs.so.0]")
-	require.Contains(t, dynamic, "NODELETE")   // its threads would run on
-	require.NotContains(t, dynamic, "libcuda") // it is loaded where it is needed
+	require.Contains(t, dynamic, "NODELETE")   // its threads would outlive it
+	require.NotContains(t, dynamic, "libcuda") // it is loaded on demand
 }
 
 // TestHeaderAndBuildAgree compares the version that programs see with the one that is installed.
@@ -57,7 +57,7 @@ func TestHeaderAndBuildAgree(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "0.1.1\n", string(version))
 	require.Regexp(t, `(?m)^#define GAIA_VERSION 101$`, string(header))
-	// Whoever adds a function to the header adds its page.
+	// Each function in the header must be in a manual page.
 	var pages []byte
 	for _, name := range []string{"../gaia_mmap.3", "../gaia_mview.3", "../gaia_group_begin.3", "../gaia_use.3"} {
 		page, err := os.ReadFile(name)

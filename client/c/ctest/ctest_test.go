@@ -22,7 +22,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
-// clients are the programs compiled so far, by program and build.
+// clients has the programs compiled so far, by program and build.
 var clients = struct {
 	mu    sync.Mutex
 	dir   string
@@ -50,7 +50,7 @@ type daemon struct {
 	cache  *controltest.Cache
 	server *control.Server
 	stop   func()
-	env    []string // of the clients
+	env    []string // for the clients
 }
 
 func startDaemon(t *testing.T, cache *controltest.Cache) *daemon {
@@ -96,11 +96,11 @@ func (d *daemon) waitMapped(n int) {
 	require.NoError(d.t, d.cache.WaitMapped(ctx, n))
 }
 
-// command returns the client with the daemon's grants.
+// command returns a command that runs the client with the daemon's grants.
 func (d *daemon) command(client string, args ...string) *exec.Cmd {
 	cmd := exec.Command(client, args...)
 	if strings.HasSuffix(client, "-thread") {
-		// The thread sanitizer needs the addresses that it was made for.
+		// The thread sanitizer needs the usual address layout.
 		if setarch, err := exec.LookPath("setarch"); err == nil {
 			cmd = exec.Command(setarch, append([]string{"-R", client}, args...)...)
 		}
@@ -115,7 +115,7 @@ func (d *daemon) command(client string, args ...string) *exec.Cmd {
 func (d *daemon) run(client string, args ...string) string {
 	d.t.Helper()
 	cmd := d.command(client, args...)
-	// says where, and ends the test
+	// The signal prints where the client is, and ends the test.
 	stuck := time.AfterFunc(4*time.Minute, func() { _ = cmd.Process.Signal(syscall.SIGABRT) })
 	defer stuck.Stop()
 	out, err := cmd.CombinedOutput()
@@ -125,8 +125,7 @@ func (d *daemon) run(client string, args ...string) string {
 
 var warnings = []string{"-std=c11", "-g", "-O1", "-pthread", "-D_FILE_OFFSET_BITS=64", "-Wall", "-Wextra", "-Werror"}
 
-// builds are the ways in which the client is compiled. One of them looks for replies before it sleeps, however few
-// processors there are.
+// builds are the ways to compile the client. In one of them it polls for replies however few processors there are.
 var builds = map[string][]string{
 	"plain":   nil,
 	"address": {"-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-DGAIAFS_ENOUGH_PROCESSORS=1"},
@@ -141,8 +140,8 @@ func sources(t *testing.T) []string {
 	return all
 }
 
-// compile builds a program of testdata, client or cuda, with the library. A sanitizer that the compiler lacks is
-// skipped; a compiler is not.
+// compile builds a program of testdata with the library. It skips the test if the compiler lacks the sanitizer, and
+// fails it without a compiler.
 func compile(t *testing.T, program, build string) string {
 	t.Helper()
 	clients.mu.Lock()
@@ -206,7 +205,7 @@ func TestScenarios(t *testing.T) {
 	}
 }
 
-// talk starts a client that says a word and waits for a byte.
+// talk starts a client that prints a word and then waits for a byte.
 func (d *daemon) talk(client string, args ...string) (cmd *exec.Cmd, expect func(string), answer io.WriteCloser) {
 	cmd = d.command(client, args...)
 	cmd.Stderr = os.Stderr
@@ -224,8 +223,8 @@ func (d *daemon) talk(client string, args ...string) (cmd *exec.Cmd, expect func
 	}, in
 }
 
-// restarts runs the scenario of that name, and ends the daemon and starts it again under it: once while it waits, and
-// once between two calls.
+// restarts runs the scenario "restart". It stops and restarts the daemon twice: once while the client waits, and once
+// between two calls.
 func (d *daemon) restarts(client, path string) (cmd *exec.Cmd, expect func(want string), say func()) {
 	cmd, expect, answer := d.talk(client, "restart", path)
 	stuck := time.AfterFunc(patience, func() { cmd.Process.Kill() })
@@ -276,7 +275,7 @@ func TestKilledClientIsReleased(t *testing.T) {
 	require.Eventually(t, func() bool { return d.server.Stats() == control.Stats{} }, 10*time.Second, time.Millisecond)
 }
 
-// TestDaemonOfVersion1 has a client meet a daemon that it must say no more to than version 1 has.
+// TestDaemonOfVersion1 checks that a client sends a daemon of version 1 nothing newer.
 func TestDaemonOfVersion1(t *testing.T) {
 	for build := range builds {
 		t.Run(build, func(t *testing.T) {
@@ -294,7 +293,7 @@ func TestDaemonOfVersion1(t *testing.T) {
 	}
 }
 
-// TestLaterDaemon meets daemons of the future.
+// TestLaterDaemon runs a client with daemons of later versions.
 func TestLaterDaemon(t *testing.T) {
 	client := compile(t, "client", "address")
 	d := startDaemon(t, &controltest.Cache{})
@@ -318,7 +317,7 @@ func TestLaterDaemon(t *testing.T) {
 	}
 }
 
-// TestNoticesAreAnswered has a client do nothing: it is attentive all the same, unless it is stopped.
+// TestNoticesAreAnswered checks that an idle client is attentive, because a thread of its library answers.
 func TestNoticesAreAnswered(t *testing.T) {
 	for build := range builds {
 		t.Run(build, func(t *testing.T) {
@@ -371,7 +370,7 @@ func TestRefusals(t *testing.T) {
 	})
 }
 
-// run runs a command that ends well.
+// run runs a command that must succeed.
 func run(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	out, err := exec.Command(name, args...).CombinedOutput()
@@ -379,7 +378,7 @@ func run(t *testing.T, name string, args ...string) string {
 	return string(out)
 }
 
-// tool skips the test where a program is not installed, and fails it where GAIAFS_REQUIRE_TOOLS is set.
+// tool skips the test if a program is not installed, and fails it if GAIAFS_REQUIRE_TOOLS is set.
 func tool(t *testing.T, name string) {
 	t.Helper()
 	_, err := exec.LookPath(name)
@@ -398,7 +397,7 @@ func installed(t *testing.T, flags string) (prefix, build string) {
 	return prefix, build
 }
 
-// TestLibraryAsShipped builds the library with every warning on, and a C++ program against it as pkg-config says.
+// TestLibraryAsShipped builds the library with all warnings, and a C++ program with the flags from pkg-config.
 func TestLibraryAsShipped(t *testing.T) {
 	flags := "-Werror"
 	if strings.Contains(run(t, "cc", "--version"), "Free Software Foundation") {
@@ -433,7 +432,7 @@ int main() {
 		require.NoError(t, err)
 		require.Equal(t, options, strings.Fields(string(out)))
 	}
-	// C is what the scenarios compile the header as.
+	// The scenarios compile the header as C; this compiles it as C++.
 	run(t, "c++", append([]string{"-Wall", "-Wextra", "-Werror", "-pedantic", "-o", program + ".out", program},
 		options...)...)
 	cmd := exec.Command(program + ".out")
@@ -442,7 +441,8 @@ int main() {
 	require.NoError(t, err, "%s", out)
 }
 
-// TestInstalledElsewhere installs what was built for one folder into another one: what is installed names that one.
+// TestInstalledElsewhere installs a build that was made for one folder into another. The installed files must name the
+// latter.
 func TestInstalledElsewhere(t *testing.T) {
 	_, build := installed(t, "")
 	prefix := t.TempDir()
@@ -477,7 +477,7 @@ func TestInstalledElsewhere(t *testing.T) {
 	require.Empty(t, left)
 }
 
-// TestWrapperAndCMake builds a project that finds the library by CMake and uses gaiafs.hpp, and runs it on a mount.
+// TestWrapperAndCMake builds a project that finds the library with CMake and uses gaiafs.hpp, and runs it on a mount.
 func TestWrapperAndCMake(t *testing.T) {
 	tool(t, "cmake")
 	tool(t, "c++")
@@ -485,7 +485,7 @@ func TestWrapperAndCMake(t *testing.T) {
 	build := filepath.Join(t.TempDir(), "build")
 	run(t, "cmake", "-S", "testdata/wrapper", "-B", build, "-DCMAKE_PREFIX_PATH="+prefix)
 	run(t, "cmake", "--build", build)
-	m := testmount.Start(t, testmount.Options{Memory: 16 << 20, PinnedMemory: 4 << 20}) // as wrapper.cpp knows
+	m := testmount.Start(t, testmount.Options{Memory: 16 << 20, PinnedMemory: 4 << 20}) // wrapper.cpp relies on these
 	for _, name := range []string{"wrapper-gaiafs", "wrapper-static"} {
 		run(t, filepath.Join(build, name), m.Path(name))
 	}

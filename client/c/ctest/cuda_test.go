@@ -19,8 +19,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
-// startGPUs is startDaemon with two devices that clients map by the fake libcuda of that folder. A client that ends
-// well and leaves something imported, mapped or reserved fails.
+// startGPUs starts a daemon with two devices, which clients map with the fake libcuda of that folder. A client fails if
+// it exits with anything still imported, mapped or reserved.
 func startGPUs(t *testing.T, libcuda string, env ...string) *daemon {
 	d := startDaemon(t, &controltest.Cache{
 		Devices: 2,
@@ -31,9 +31,8 @@ func startGPUs(t *testing.T, libcuda string, env ...string) *daemon {
 	return d
 }
 
-// skipForks skips forks of processes with threads under sanitizers: their allocators, or their lists of threads, are
-// locked in the child if a thread was just using them. Each process that maps something of a mount, or uses CUDA, has
-// threads.
+// skipForks skips forks of processes with threads under sanitizers. In the child, the sanitizer's allocator or list of
+// threads is locked if a thread was using it. Every process that maps something of a mount, or uses CUDA, has threads.
 func skipForks(t *testing.T, build, scenario string) {
 	if (build == "thread" || build == "address") && scenario == "forks" {
 		t.Skipf("the %s sanitizer does not support what children of processes with threads do", build)
@@ -108,7 +107,7 @@ func TestCUDA(t *testing.T) {
 	}
 }
 
-// TestGraphs has streams captured.
+// TestGraphs captures streams into graphs.
 func TestGraphs(t *testing.T) {
 	libcuda, old := fakecuda.Dir(t), fakecuda.Dir(t, "-DOLD_DRIVER")
 	for name := range builds {
@@ -130,8 +129,8 @@ func TestGraphs(t *testing.T) {
 	}
 }
 
-// TestCUDAFailures has each call of libcuda fail that a mapping is made with: the mapping is refused with words, and
-// nothing of it stays, in the client or in the daemon.
+// TestCUDAFailures makes each call of libcuda fail that making a mapping needs. The mapping must fail with a message,
+// and leave nothing in the client or the daemon.
 func TestCUDAFailures(t *testing.T) {
 	libcuda := fakecuda.Dir(t)
 	client := compile(t, "cuda", "address")
@@ -155,7 +154,7 @@ func TestCUDAFailures(t *testing.T) {
 			d.waitMapped(0)
 		})
 	}
-	// What cannot be given back is left, and the rest goes. The address sanitizer would find what the fake then keeps.
+	// If something cannot be given back, the rest still is. The address sanitizer would find what the fake keeps.
 	client = compile(t, "cuda", "plain")
 	t.Run("cuMemRelease", func(t *testing.T) {
 		d := startGPUs(t, libcuda)
@@ -181,7 +180,8 @@ func TestCUDAFailures(t *testing.T) {
 	}
 }
 
-// TestFullDevice has a mapping end while a stream is captured and the device has no byte left to wait by: it stays.
+// TestFullDevice ends a mapping while a stream is captured and the device has no free byte. The mapping's memory must
+// stay.
 func TestFullDevice(t *testing.T) {
 	d := startGPUs(t, fakecuda.Dir(t))
 	d.env = []string{d.env[0], "FAKECUDA_FAIL=cuMemAlloc:2"}
@@ -216,13 +216,13 @@ func TestCUDARefusals(t *testing.T) {
 	})
 	t.Run("libcuda is not loaded for emulated devices", func(t *testing.T) {
 		d := startDaemon(t, &controltest.Cache{})
-		// Whoever loaded this would say so.
+		// A program that loaded this library would report it.
 		d.env = []string{"LD_LIBRARY_PATH=" + libcuda, "LD_DEBUG=files"}
 		require.NotContains(t, d.run(compile(t, "client", "plain"), "basic", d.file()), "libcuda")
 	})
 }
 
-// TestCUDAOnAMount maps files of a mount, by the ioctl and the whole daemon.
+// TestCUDAOnAMount maps files of a mount, with the ioctl and the whole daemon.
 func TestCUDAOnAMount(t *testing.T) {
 	libcuda := fakecuda.Dir(t)
 	for build := range builds {
@@ -241,8 +241,8 @@ func TestCUDAOnAMount(t *testing.T) {
 	}
 }
 
-// TestProgramsCompile compiles the examples and the tests of ../gputest where there is nvcc. They run on a GPU only, by
-// ../gputest/run.sh.
+// TestProgramsCompile compiles the examples and the tests of ../gputest if there is nvcc. ../gputest/run.sh runs them
+// on a GPU.
 func TestProgramsCompile(t *testing.T) {
 	if _, err := exec.LookPath("nvcc"); err != nil {
 		t.Skip(err)

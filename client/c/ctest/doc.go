@@ -1,4 +1,3 @@
-// Package ctest tests the C library: it compiles the library together with testdata/client.c, plainly and with the
-// sanitizers that the compiler has, and runs that against a live control.Server over a small page cache. It has no code
-// outside its tests.
+// Package ctest tests the C library. It compiles the library together with programs of testdata, without and with the
+// compiler's sanitizers, and runs them against a live control.Server over a small page cache. All its code is in tests.
 package ctest

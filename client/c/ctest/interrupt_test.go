@@ -20,7 +20,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
-// patience is how long a client may take that would else hang the test.
+// patience is how long a client may take before the test fails instead of hanging.
 const patience = 60 * time.Second
 
 // stopped waits until a process is stopped.
@@ -33,7 +33,8 @@ func stopped(t *testing.T, pid int) {
 	}, patience, time.Millisecond)
 }
 
-// whyStopped is what the library says of a daemon that is stopped. Linux before 6.18 does not tell whose the mount is.
+// whyStopped returns what the library says about a stopped daemon. Linux before 6.18 does not say which process serves
+// a mount.
 func whyStopped(t *testing.T, pid int) string {
 	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", pid))
 	require.NoError(t, err)
@@ -101,7 +102,7 @@ func TestInterruptedMapping(t *testing.T) {
 	}
 }
 
-// TestPieces has a client wait for a daemon in pieces.
+// TestPieces makes a client wait for a daemon in steps.
 func TestPieces(t *testing.T) {
 	for build := range builds {
 		t.Run(build, func(t *testing.T) {
@@ -125,14 +126,14 @@ func TestPieces(t *testing.T) {
 	}
 }
 
-// TestNoThread has a client that forks ask for no thread of the library's.
+// TestNoThread checks that a client that forks can avoid the library's threads.
 func TestNoThread(t *testing.T) {
 	d := startDaemon(t, &controltest.Cache{})
 	d.run(compile(t, "client", "plain"), "no-thread", d.file())
 	d.waitMapped(0)
 }
 
-// TestStatus asks a mount.
+// TestStatus asks a mount for its status.
 func TestStatus(t *testing.T) {
 	m := testmount.Start(t, testmount.Options{})
 	d := &daemon{t: t, dir: m.Dir}
@@ -161,7 +162,7 @@ func TestInterruptedThreads(t *testing.T) {
 	}
 }
 
-// frame encodes one of the daemon's.
+// frame encodes a frame of the daemon's.
 func frame(typ, flags uint16, id uint64, body ...any) []byte {
 	var b []byte
 	for _, v := range body {
@@ -175,7 +176,7 @@ func frame(typ, flags uint16, id uint64, body ...any) []byte {
 	return append(head, b...)
 }
 
-// TestLostConnectionEnds has a daemon break the protocol, which gets the end of the connection while the client lives.
+// TestLostConnectionEnds makes a daemon break the protocol. It must see the connection end while the client lives.
 func TestLostConnectionEnds(t *testing.T) {
 	client := compile(t, "client", "address")
 	d := startDaemon(t, &controltest.Cache{})
@@ -211,7 +212,7 @@ func TestLostConnectionEnds(t *testing.T) {
 	send(frame(0x8002, 1, id, uint64(7), [2]uint32{1, 0}, int64(1<<20), [2]uint32{1, 0}, [16]byte{}))
 	send(frame(0x8003, 0, id, [2]uint32{0, 1}, [2]int64{0, controltest.ExtentSize}), memory)
 	receive()
-	send(frame(0x8004, 0, 12345, [2]uint32{0, 0}, int64(0))) // nobody asked
+	send(frame(0x8004, 0, 12345, [2]uint32{0, 0}, int64(0))) // answers no request
 	expect("lost")
 	n, err := c.Read(make([]byte, 4096))
 	require.Zero(t, n, "the connection goes on")

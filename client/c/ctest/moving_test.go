@@ -15,7 +15,8 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// What testdata/moving.c knows of: the size of extents, and how many the file, the device and pinned memory have.
+// The numbers that testdata/moving.c relies on: the size of extents, and how many the file, the device and pinned
+// memory have.
 const (
 	block        = controltest.MovingExtent
 	fileBlocks   = 16
@@ -38,7 +39,7 @@ func startMoving(t *testing.T) (d *daemon, cache *pagecache.Cache, path string) 
 	return d, cache, path
 }
 
-// waitIdle waits until nobody has memory any more.
+// waitIdle waits until no client has memory.
 func waitIdle(t *testing.T, cache *pagecache.Cache) {
 	t.Helper()
 	require.Eventually(t, func() bool {
@@ -63,7 +64,7 @@ func TestMoving(t *testing.T) {
 	}
 }
 
-// TestExplainFaults has programs say what ended them, which it does all the same.
+// TestExplainFaults checks the messages of programs that a fault ends. They still end.
 func TestExplainFaults(t *testing.T) {
 	client := compile(t, "moving", "plain")
 	for what, words := range map[string]string{
@@ -84,7 +85,8 @@ func TestExplainFaults(t *testing.T) {
 	}
 }
 
-// TestMovingAmongMany has threads of several processes use four times the device: every byte that each stored is there.
+// TestMovingAmongMany makes threads of several processes use four times the device's memory. Every stored byte must be
+// there.
 func TestMovingAmongMany(t *testing.T) {
 	const processes, threads, rounds = 3, 3, 4
 	client := compile(t, "moving", "plain")
@@ -111,7 +113,7 @@ func TestMovingAmongMany(t *testing.T) {
 	require.Positive(t, cache.Status().Counters["evictions"])
 }
 
-// TestMovingBesideOthers has a program need the device while another one has it who is stopped, or killed.
+// TestMovingBesideOthers has a program need the device while a program that was stopped or killed holds it.
 func TestMovingBesideOthers(t *testing.T) {
 	client := compile(t, "moving", "plain")
 	for _, where := range []string{"within", "between"} {
@@ -134,7 +136,7 @@ func TestMovingBesideOthers(t *testing.T) {
 				defer close(done)
 				d.run(client, "needs", path)
 			}()
-			// It keeps what it has, and there is no room for the other one beside it.
+			// The stopped program keeps its memory, and there is no room for the other one.
 			require.Eventually(t, func() bool { return cache.Status().Devices[0].BracketsWaiting == 1 }, time.Minute,
 				time.Millisecond)
 			require.NoError(t, cmd.Process.Signal(syscall.SIGCONT))
@@ -150,8 +152,8 @@ func TestMovingBesideOthers(t *testing.T) {
 	}
 }
 
-// TestKeptBrackets has a program use the same ranges again and again: it asks for each once. They go back when another
-// program needs the device, but for what is in use.
+// TestKeptBrackets makes a program use the same ranges repeatedly. It must ask for each only once. When another program
+// needs the device, they go back, except for those in use.
 func TestKeptBrackets(t *testing.T) {
 	const several = 3 // the ranges of one more bracket, in two mappings
 	for build := range builds {
@@ -163,7 +165,7 @@ func TestKeptBrackets(t *testing.T) {
 			require.EqualValues(t, deviceBlocks+several, cache.Status().Counters["brackets"])
 			require.Equal(t, deviceBlocks+1, cache.Status().Devices[0].Brackets)
 			d.run(client, "needs some", path)
-			// The daemon notices that the other one ended a moment later.
+			// The daemon may notice the other program's end a moment later.
 			require.Eventually(t, func() bool { return cache.Status().Devices[0].Brackets == 1 }, time.Minute,
 				time.Millisecond)
 			_, err := answer.Write([]byte{1})

@@ -14,8 +14,8 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// TestTenant: what a program maps is on the account of the tenant that GAIAFS_TENANT names, where its user may be that
-// one. Else it maps nothing, and is told why.
+// TestTenant checks that a program's memory is charged to the tenant that GAIAFS_TENANT names, if its user may be that
+// tenant. Otherwise the program maps nothing, and is told why.
 func TestTenant(t *testing.T) {
 	client := compile(t, "moving", "plain")
 	d, cache, path := startMoving(t)
@@ -45,8 +45,8 @@ func TestTenant(t *testing.T) {
 	waitIdle(t, cache)
 }
 
-// TestTenantOfAnOlderDaemon: with a tenant's name nothing is mapped by a daemon that knows none, which is asked for its
-// status all the same.
+// TestTenantOfAnOlderDaemon sets a tenant's name with a daemon that has no named tenants. Nothing is mapped, but the
+// status still works.
 func TestTenantOfAnOlderDaemon(t *testing.T) {
 	client := compile(t, "client", "plain")
 	d := startDaemon(t, &controltest.Cache{})

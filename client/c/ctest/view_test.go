@@ -31,7 +31,7 @@ func viewFiles(t *testing.T, folder string) {
 	require.NoError(t, os.WriteFile(filepath.Join(folder, "b"), b, 0o600))
 }
 
-// TestViewsWithoutADaemon is about the layout of views, and about what is refused before a daemon is asked.
+// TestViewsWithoutADaemon checks the layout of views, and the failures that need no daemon.
 func TestViewsWithoutADaemon(t *testing.T) {
 	for build := range builds {
 		t.Run(build, func(t *testing.T) {
@@ -62,7 +62,7 @@ func recordedFrame(t *testing.T, name string) []byte {
 	return nil
 }
 
-// TestViewRequests looks at what a daemon is asked for, and has some answer that have no views.
+// TestViewRequests checks the requests for views, and what happens with daemons that have no views.
 func TestViewRequests(t *testing.T) {
 	client := compile(t, "view", "address")
 	d := startDaemon(t, &controltest.Cache{})
@@ -124,7 +124,7 @@ func TestViews(t *testing.T) {
 				cmd, expect, answer := d.talk(client, "interrupted", m.Dir)
 				defer time.AfterFunc(patience, func() { cmd.Process.Kill() }).Stop()
 				expect("done")
-				// What came after a signal, for nobody, is gone.
+				// The replies that came after a signal are gone.
 				require.Eventually(t, func() bool { return viewStatus(t, m).mappings() == 0 }, patience,
 					time.Millisecond)
 				_, err := answer.Write([]byte{1})
@@ -162,7 +162,7 @@ func TestViewsThatAreTooLarge(t *testing.T) {
 	d.run(compile(t, "view", "plain"), "too-large", m.Dir)
 }
 
-// TestViewsAndTheDaemon ends the daemon under a view.
+// TestViewsAndTheDaemon ends the daemon while a view exists.
 func TestViewsAndTheDaemon(t *testing.T) {
 	d := startDaemon(t, &controltest.Cache{})
 	viewFiles(t, d.dir)
@@ -171,7 +171,7 @@ func TestViewsAndTheDaemon(t *testing.T) {
 	d.waitMapped(0)
 }
 
-// TestViewsAndSource changes a file of a view beside the mount: it is rewritten, cut, made longer, and replaced.
+// TestViewsAndSource changes a view's file directly in SOURCE: it is rewritten, cut, made longer, and replaced.
 func TestViewsAndSource(t *testing.T) {
 	m, d := mountViews(t, testmount.Options{})
 	path := filepath.Join(m.Source, "a")
@@ -188,7 +188,7 @@ func TestViewsAndSource(t *testing.T) {
 		func() error { return os.WriteFile(path, append(content, content...), 0o600) },
 		func() error {
 			require.NoError(t, os.WriteFile(path+".new", make([]byte, len(content)), 0o600))
-			return os.Rename(path+".new", path) // the descriptor, and the view, are of the old file
+			return os.Rename(path+".new", path) // the descriptor and the view stay with the old file
 		},
 	} {
 		expect("waiting")
@@ -210,7 +210,7 @@ func TestViewsOnALostDevice(t *testing.T) {
 	require.NoError(t, cmd.Wait())
 }
 
-// viewed is what these tests look at in a status.
+// viewed is the part of a status that these tests look at.
 type viewed struct {
 	Devices []struct {
 		Used int64 `json:"used_bytes"`
@@ -233,7 +233,7 @@ func viewStatus(t *testing.T, m *testmount.Mount) (s viewed) {
 	return s
 }
 
-// mappings counts those of all views.
+// mappings returns the number of mappings of all views.
 func (s viewed) mappings() (n int) {
 	for _, f := range s.Files {
 		for _, v := range f.Views {
@@ -243,7 +243,8 @@ func (s viewed) mappings() (n int) {
 	return n
 }
 
-// TestViewsAreShared has several programs make the same view, twice each: its memory is counted once. They are killed.
+// TestViewsAreShared makes several programs make the same view, twice each. Its memory counts once. Then they are
+// killed.
 func TestViewsAreShared(t *testing.T) {
 	client := compile(t, "view", "plain")
 	m, d := mountViews(t, testmount.Options{})
@@ -271,5 +272,5 @@ func TestViewsAreShared(t *testing.T) {
 		k()
 		require.Eventually(t, func() bool { return viewStatus(t, m).mappings() == 2*(2-i) }, patience, time.Millisecond)
 	}
-	d.run(client, "bytes", m.Dir) // and the next ones find what they want
+	d.run(client, "bytes", m.Dir) // later programs find the right bytes
 }

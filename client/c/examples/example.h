@@ -1,4 +1,4 @@
-/* What the examples share: arguments, files made and read as any program would, and the end at the first failure. */
+/* The common part of the examples: arguments, ordinary file I/O, and an end at the first failure. */
 #ifndef EXAMPLE_H
 #define EXAMPLE_H
 
@@ -28,7 +28,7 @@ struct arguments {
 	std::size_t count;
 };
 
-/* parse reads FOLDER [COUNT], or prints the help and ends. */
+/* parse reads FOLDER [COUNT], or prints the help and exits. */
 inline arguments parse(int argc, char **argv, const char *what, std::size_t usual)
 {
 	bool help = argc == 2 && (std::strcmp(argv[1], "--help") == 0 || std::strcmp(argv[1], "-h") == 0);
@@ -71,7 +71,7 @@ template <typename T> std::vector<T> read_file(const std::string &path, std::siz
 	return data;
 }
 
-/* run calls an example, and says how it went. */
+/* run calls an example and reports the result. */
 inline int run(const char *name, void (*example)(const arguments &), const arguments &args)
 {
 	try {

@@ -1,4 +1,4 @@
-/* Adds up a file, with the functions of C: the sum goes into a second file, from the device. */
+/* Adds up a file with the C functions. The device writes the sum into a second file. */
 #include "example.h"
 
 __global__ void reduce(const unsigned *values, std::size_t n, unsigned long long *sum)
@@ -14,7 +14,7 @@ __global__ void reduce(const unsigned *values, std::size_t n, unsigned long long
 		atomicAdd(sum, mine);
 }
 
-/* map maps a whole file of so many bytes. The descriptor is not needed any more afterwards. */
+/* map maps a whole file of the given size. The mapping needs no descriptor afterwards. */
 static void *map(const std::string &path, std::size_t bytes, int mode, int prot)
 {
 	int fd = open(path.c_str(), mode | O_CLOEXEC);

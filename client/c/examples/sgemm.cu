@@ -1,4 +1,4 @@
-/* Multiplies matrices in files by cuBLAS, which needs no change to work on mapped files. */
+/* Multiplies matrices in files with cuBLAS, which works on mapped files without a change. */
 #include "example.h"
 
 #include <cublas_v2.h>
@@ -20,7 +20,7 @@ static void example(const arguments &args)
 
 	if (n > 30000)
 		throw std::runtime_error("matrices of that size take too long to check: COUNT is at most 30000");
-	std::vector<float> a(n * n), b(n * n); /* by columns, as cuBLAS has them */
+	std::vector<float> a(n * n), b(n * n); /* by columns, as cuBLAS expects */
 
 	for (std::size_t i = 0; i < n * n; i++) {
 		a[i] = static_cast<float>(i % 13) - 6;
@@ -41,7 +41,7 @@ static void example(const arguments &args)
 	blas(cublasDestroy(handle), "cublasDestroy");
 	device_c.release();
 
-	/* All of some columns, on the CPU. The numbers are small and whole, so that floats have the sums exactly. */
+	/* Check some whole columns on the CPU. The numbers are small integers, so floats have exact sums. */
 	const std::vector<float> c = read_file<float>(c_path, n * n);
 	for (std::size_t column = 0; column < n; column += n / 16 + 1)
 		for (std::size_t row = 0; row < n; row++) {

@@ -1,6 +1,6 @@
 /*
- * Sums rows of a part of a matrix. The matrix is in a file, behind a header of an odd length, and this program wants
- * the second half of its columns: a view has them packed, at an aligned address, as kernels like them.
+ * Sums rows of a part of a matrix. The matrix is in a file, after a header of an odd length, and this program wants the
+ * second half of its columns. A view has them packed, at an aligned address, as kernels need them.
  */
 #include "example.h"
 
@@ -14,7 +14,7 @@ __global__ void sum_rows(const float4 *part, float *sums, std::size_t rows)
 		float sum = 0;
 
 		for (std::size_t j = 0; j < half / 4; j++) {
-			float4 four = part[i * (half / 4) + j]; /* 16 bytes at once: only at an aligned address */
+			float4 four = part[i * (half / 4) + j]; /* 16 bytes at once, which needs an aligned address */
 
 			sum += four.x + four.y + four.z + four.w;
 		}

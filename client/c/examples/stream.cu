@@ -1,6 +1,6 @@
 /*
- * A pipeline without waiting: the CPU writes blocks of a file, streams acquire them, change them and release them, all
- * in order, while the CPU writes the next ones.
+ * A pipeline without waiting. The CPU writes blocks of a file. Streams acquire, change and release the blocks in order
+ * while the CPU writes the next ones.
  */
 #include "example.h"
 
@@ -41,7 +41,7 @@ static void example(const arguments &args)
 	}
 	for (cudaStream_t s : streams)
 		CUDA(cudaStreamSynchronize(s));
-	device_values.check_async(); /* what went wrong meanwhile */
+	device_values.check_async(); /* throws failures from the streams */
 
 	const std::vector<unsigned> got = read_file<unsigned>(path, blocks * n);
 	for (std::size_t i = 0; i < blocks * n; i++)

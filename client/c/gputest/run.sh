@@ -1,11 +1,11 @@
 #!/bin/bash
-# Tests the C library on the GPUs of this machine: builds everything with nvcc, mounts, and runs the examples and the
-# scenarios. It prints a line for each, ok, skip or FAIL, and their count, and ends with status 1 if one failed.
+# Tests the C library on this machine's GPUs. It builds everything with nvcc, mounts, and runs the examples and the
+# scenarios. It prints ok, skip or FAIL for each test and a count, and exits with status 1 if a test failed.
 #
 #   GAIAFS=build/gaiafs client/c/gputest/run.sh [NAME...]
 #
-# With names it runs those only. NVCC and NVCC_FLAGS say how to compile; LIMIT is the longest that one test may take, in
-# seconds (120).
+# With names it runs only those. NVCC and NVCC_FLAGS say how to compile. LIMIT is the time limit of a test in seconds
+# (120).
 set -u -o pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 NVCC=${NVCC:-nvcc}
@@ -38,7 +38,7 @@ mount_at() {
 }
 
 ok=0 failed=0 skipped=0
-# report NAME STATUS prints a result; the test's words are in $work/words.
+# report NAME STATUS prints a result. The test's messages are in $work/words.
 report() {
 	local words
 	words=$(tr '\n' ' ' <"$work/words" | sed 's/ *$//')
@@ -58,7 +58,7 @@ wanted() {
 	return 1
 }
 
-# check NAME COMMAND... runs a test, unless others were asked for.
+# check NAME COMMAND... runs a test, unless NAMEs were given and this is not one of them.
 check() {
 	local name=$1
 	shift
@@ -77,7 +77,7 @@ same() {
 	return 1
 }
 
-# killed kills a program whose kernel spins. What it stored comes home, and the mount goes on.
+# killed kills a program whose kernel spins. What it stored must come home, and the mount must go on.
 killed() {
 	local words="stored by a kernel" file="$work/one/killed" pid said="" status=0
 	truncate -s 8192 "$file"

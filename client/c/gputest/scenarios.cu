@@ -1,7 +1,7 @@
 /*
- * Tests of the library on a real GPU: the first argument names one, the second a folder on a mount with CUDA device 0,
- * or with 0 and 1 for those that say so. Each is a process of its own. Exit status 0: passed; 77: skipped, with a
- * reason.
+ * Tests of the library on a real GPU. The first argument names a test, the second a folder on a mount with CUDA device
+ * 0, or with 0 and 1 for the tests that say so. Each test is a process of its own. Exit status 0: passed; 77: skipped,
+ * with a reason.
  */
 #include "../examples/example.h"
 
@@ -20,7 +20,7 @@
 			fail(__LINE__, #condition); \
 	} while (0)
 
-/* FAILS: the call returns -1 with that errno, and words for it. */
+/* FAILS checks that the call returns -1 with that errno and a message. */
 #define FAILS(call, want)               \
 	do {                                \
 		errno = 0;                      \
@@ -71,7 +71,7 @@ __global__ void increase(unsigned *p, unsigned by)
 	*p += by;
 }
 
-/* hold stores a value, says so, and runs until it is told to end. */
+/* hold stores a value, signals that, and runs until it is told to end. */
 __global__ void hold(unsigned *p, unsigned value, volatile int *flags)
 {
 	*p = value;
@@ -188,7 +188,7 @@ static int gpus()
 
 /* The scenarios */
 
-/* What CUDA does with any device pointer, on a window that begins and ends inside extents. */
+/* Everything that CUDA does with a device pointer, on a mapping that begins and ends inside extents. */
 static void pointer(const std::string &dir)
 {
 	const std::size_t n = 10 * MiB / sizeof(unsigned), off = 3 * MiB + page, len = 5 * MiB;
@@ -218,7 +218,7 @@ static void pointer(const std::string &dir)
 	CHECK(gaia_macquire(p, 1, 0) == -1);
 }
 
-/* The extents of more than one frame. */
+/* Extents in more than one frame. */
 static void many_extents(const std::string &dir)
 {
 	const std::size_t len = 600 * MiB;
@@ -237,7 +237,7 @@ static void many_extents(const std::string &dir)
 	CHECK(gaia_munmap(small, page) == 0);
 }
 
-/* A store into a read-only mapping is an error of the process, and of nobody else. The file stays. */
+/* A store into a read-only mapping is an error of this process only. The file stays unchanged. */
 static void read_only(const std::string &dir)
 {
 	int fd = make(dir + "/read-only", 1024, 3);
@@ -248,13 +248,13 @@ static void read_only(const std::string &dir)
 	store<<<1, 1>>>(p, 99);
 	CHECK(cudaGetLastError() == cudaSuccess);
 	CHECK(cudaDeviceSynchronize() != cudaSuccess);
-	/* The context is of no use any more, and yet nothing hangs. */
+	/* The context is useless now, but nothing hangs. */
 	(void)gaia_munmap(p, page);
 	CHECK(home(fd, 0) == 3);
 	std::_Exit(0);
 }
 
-/* Numbers that lie anywhere in the file, aligned in a view. An acquire brings what the CPU wrote and the device
+/* Numbers at arbitrary places of the file, aligned in a view. An acquire brings what the CPU wrote and the device
  * released. */
 static void views(const std::string &dir)
 {
@@ -287,7 +287,7 @@ static void views(const std::string &dir)
 	close(fd);
 }
 
-/* A context of the device that is not the primary one, and of none. */
+/* A context of the device that is not the primary one, and a thread without a context. */
 static void own_context(const std::string &dir)
 {
 	void *library = dlopen("libcuda.so.1", RTLD_NOW);
@@ -306,7 +306,7 @@ static void own_context(const std::string &dir)
 	CHECK(gaia_mrelease_async(p, page, 0, nullptr) == 0); /* the default stream of that context */
 	finish();
 	CHECK(home(fd, 0) == 98);
-	std::thread([&] { /* which has no context */
+	std::thread([&] { /* this thread has no context */
 		CHECK(gaia_munmap(p, page) == 0);
 		void *none = own;
 		CHECK(current(&none) == 0 && none == nullptr);
@@ -336,7 +336,7 @@ static void forks(const std::string &dir)
 	CHECK(gaia_munmap(p, page) == 0);
 }
 
-/* A file that shrinks while it is mapped keeps what is before its end, and nothing faults. */
+/* A file that shrinks while it is mapped keeps the bytes before its new end, and nothing faults. */
 static void shrinks(const std::string &dir)
 {
 	const std::size_t len = 8 * MiB;
@@ -388,7 +388,7 @@ static void while_running(const std::string &dir)
 	CHECK(gaia_macquire(p + 1024, page, 0) == 0);
 	for (int i = 0; i < 20000 && flags[2] == 0; i++)
 		std::this_thread::sleep_for(std::chrono::milliseconds(1));
-	flags[1] = 1; /* a kernel that never saw it ends, and the check fails */
+	flags[1] = 1; /* ends a kernel that never saw it, and the check fails */
 	finish();
 	CHECK(flags[2] == 1);
 	CHECK(gaia_munmap(p, 2 * page) == 0);
@@ -410,7 +410,7 @@ static void stream_order(const std::string &dir)
 	CHECK(gaia_mrelease_async(p, page, 0, s) == 0);
 	while (flags[0] == 0)
 		std::this_thread::yield();
-	CHECK(home(fd, 0) == 3); /* the kernel runs, so that the release has not begun */
+	CHECK(home(fd, 0) == 3); /* the kernel still runs, so the release has not begun */
 	set_home(fd, 5, 50);
 	flags[1] = 1;
 	CUDA(cudaStreamSynchronize(s));
@@ -426,7 +426,7 @@ static void stream_order(const std::string &dir)
 		CHECK(home(fd, 6) == 60 + reinterpret_cast<std::uintptr_t>(which));
 	}
 
-	/* munmap waits for what is queued. */
+	/* munmap waits for queued calls. */
 	flags[0] = flags[1] = 0;
 	hold<<<1, 1, 0, s>>>(p, 78, flags);
 	CHECK(gaia_mrelease_async(p, page, 0, s) == 0);
@@ -474,13 +474,13 @@ static void graphs(const std::string &dir)
 		CHECK(home(fd, 0) == i + 1000);
 	}
 
-	/* A graph may be launched when its mapping is gone: that is an error, and not lost. */
+	/* A graph may be launched after its mapping has gone. That is an error, and it is reported. */
 	CUDA(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
 	CHECK(gaia_mrelease_async(q, page, 0, s) == 0);
 	CUDA(cudaStreamEndCapture(s, &graph));
 	CUDA(cudaGraphInstantiate(&late, graph, 0));
 	CUDA(cudaGraphDestroy(graph));
-	CHECK(gaia_munmap(q, page) == 0); /* a graph that does not run keeps nothing */
+	CHECK(gaia_munmap(q, page) == 0); /* a graph that does not run keeps no mapping */
 	CHECK(gaia_async_error(nullptr) == 0);
 	CUDA(cudaGraphLaunch(late, s));
 	CUDA(cudaStreamSynchronize(s));
@@ -492,7 +492,7 @@ static void graphs(const std::string &dir)
 	CUDA(cudaStreamDestroy(s));
 }
 
-/* A kernel that faults takes what is queued behind it along: munmap does not hang, and says so. */
+/* After a kernel faults, the calls queued behind it never run: munmap does not hang, and reports it. */
 static void lost_context(const std::string &dir)
 {
 	int fd = make(dir + "/lost-context", 1024, 3);
@@ -509,8 +509,9 @@ static void lost_context(const std::string &dir)
 	std::_Exit(0);
 }
 
-/* A window larger than the device moves. A bracket of all of it is refused with words, and leaves room for what fits.
- * */
+/* A mapping larger than the device moves. A bracket of all of it is refused with a message, and leaves room for one
+that
+ * fits. */
 static void too_large(const std::string &dir)
 {
 	int fd = make(dir + "/too-large", 1024, 3);
@@ -532,7 +533,7 @@ static void too_large(const std::string &dir)
 	CHECK(unlink((dir + "/too-large").c_str()) == 0);
 }
 
-/* Hundreds of views of one file have the memory of one. Each has a descriptor. */
+/* Hundreds of views of one file use the memory of one. Each has a descriptor. */
 static void many_mappings(const std::string &dir)
 {
 	const std::size_t len = 16 * MiB;
@@ -555,7 +556,7 @@ static void many_mappings(const std::string &dir)
 	CHECK(home(fd, 0) == 55);
 }
 
-/* A second process that maps a file adds nothing to the memory in use, and sees the first one's stores at once. */
+/* A second process that maps a file uses no additional memory, and sees the first one's stores at once. */
 static void sharing(const std::string &dir)
 {
 	const std::size_t len = 512 * MiB;
@@ -602,7 +603,7 @@ static void sharing(const std::string &dir)
 	CHECK(gaia_munmap(p, len) == 0);
 }
 
-/* Two GPUs: contexts and streams of the other one. The mount has both. */
+/* Two GPUs, with contexts and streams of the other one. The mount has both. */
 static void two_gpus(const std::string &dir)
 {
 	int fd = make(dir + "/two", 1024, 3), now = -1;
@@ -634,7 +635,7 @@ static void two_gpus(const std::string &dir)
 	finish();
 	CHECK(gaia_mrelease(p, page, 0) == 0 && gaia_mrelease(q, page, 1) == 0);
 	CHECK(home(fd, 10) == 100 && home(fd, 20) == 200 && home(fd, 30) == 33);
-	/* A kernel of GPU 1 stores into GPU 0's memory, where it can reach that, and GPU 0 releases it. */
+	/* A kernel of GPU 1 stores into GPU 0's memory, if it can reach that, and GPU 0 releases it. */
 	gaia_map_args a{};
 	int reaches = 0;
 	a.length = page;
@@ -654,7 +655,7 @@ static void two_gpus(const std::string &dir)
 	CHECK(gaia_munmap(p, page) == 0 && gaia_munmap(q, page) == 0);
 }
 
-/* CUDA_VISIBLE_DEVICES=1 was set: device 0 of this process is the mount's GPU 1, and device 1 is none. */
+/* With CUDA_VISIBLE_DEVICES=1, device 0 of this process is the mount's GPU 1, and there is no device 1. */
 static void visible(const std::string &dir)
 {
 	int fd = make(dir + "/visible", 1024, 3);
@@ -692,7 +693,7 @@ int main(int argc, char **argv)
 		{ "visible", visible },
 	};
 
-	/* A kernel that is loaded at its first launch would wait for one that waits for this process. */
+	/* Load the kernels now: loading at the first launch would wait for a kernel that waits for this process. */
 	setenv("CUDA_MODULE_LOADING", "EAGER", 1);
 	if (argc == 2 && std::strcmp(argv[1], "--list") == 0) {
 		for (const auto &s : scenarios)

@@ -1,6 +1,6 @@
 /*
- * Maps a file to be written, stores the words of its second argument from a kernel, says "spinning", and runs a kernel
- * that does not end. Whoever started it kills it, and finds the words in the file.
+ * Maps a file for writing, stores the words of its second argument from a kernel, prints "spinning", and runs a kernel
+ * that never ends. Its parent kills it, and finds the words in the file.
  */
 #include "../examples/example.h"
 

@@ -1,10 +1,10 @@
-/* The interface as programs see it that were built with other headers. A client as client.c is one. */
+/* The interface, as programs that were built with other headers see it. Otherwise a client like client.c. */
 #include "check.h"
 
 #include <dlfcn.h>
 #include <stddef.h>
 
-/* What the structures were when they were made. They may grow at the end, and nothing else. */
+/* The first versions of the structures. They may only grow at the end. */
 _Static_assert(sizeof(struct gaia_map_args) == 48 && offsetof(struct gaia_map_args, length) == 0 &&
 		       offsetof(struct gaia_map_args, offset) == 8 && offsetof(struct gaia_map_args, address) == 16 &&
 		       offsetof(struct gaia_map_args, flags) == 24 && offsetof(struct gaia_map_args, fd) == 32 &&
@@ -30,11 +30,11 @@ _Static_assert(sizeof(struct gaia_view_args) == 72 && offsetof(struct gaia_view_
 		       offsetof(struct gaia_view_args, kind) == 68,
 	       "struct gaia_view_args");
 
-/* Linux has all bits of an int for mmap, so ours are above. */
+/* Linux may use all bits of an int for mmap, so the library's flags are above these. */
 _Static_assert(GAIA_MAP_LAZY > UINT32_MAX && GAIA_MAP_PEERS > UINT32_MAX && GAIA_MAP_HOLD > UINT32_MAX &&
 		       GAIA_MAP_NO_THREAD > UINT32_MAX, "the flags of gaia_map");
 
-/* A structure of tomorrow. */
+/* A structure of a future version. */
 struct longer {
 	struct gaia_map_args args;
 	uint8_t more[100];
@@ -46,7 +46,7 @@ static void args(const char *path)
 		.length = 5000, .offset = PAGE, .fd = open_file(path, O_RDWR), .prot = PROT_READ | PROT_WRITE, .device = 1
 	};
 	struct longer l = { .args = a };
-	struct { /* of tomorrow, too */
+	struct { /* of a future version, too */
 		struct gaia_info now;
 		uint64_t more[2];
 	} info;
@@ -63,7 +63,7 @@ static void args(const char *path)
 	CHECK(gaia_munmap(p, 5000) == 0);
 	FAILS(gaia_info(p, &info.now, sizeof info.now), ENOMEM);
 
-	/* A longer structure is taken where what is not known says nothing, and a shorter one never. */
+	/* A longer structure is accepted if its unknown bytes are 0, and a shorter one never. */
 	p = gaia_map(&l.args, sizeof l);
 	CHECK(p != MAP_FAILED && p[0] == at(PAGE));
 	CHECK(gaia_info(p, &info.now, sizeof info.now) == 0 && info.now.serial != first);
@@ -80,7 +80,7 @@ static void args(const char *path)
 	MMAP_FAILS(gaia_map(&a, 0), EINVAL);
 	MMAP_FAILS(gaia_map(NULL, sizeof a), EINVAL);
 
-	/* Flags: each of ours alone, and no others. */
+	/* Flags: each of the library's is accepted alone, and no other flag is. */
 	a.prot = PROT_READ;
 	for (unsigned bit = 0; bit < 64; bit++) {
 		const uint64_t known = MAP_SHARED | GAIA_MAP_LAZY | GAIA_MAP_PEERS | GAIA_MAP_HOLD | GAIA_MAP_NO_THREAD |
@@ -106,7 +106,7 @@ static void args(const char *path)
 	MMAP_FAILS(gaia_map(&a, sizeof a), EOVERFLOW);
 	a.length = 5000;
 
-	/* Kinds and devices are named apart. */
+	/* Wrong kinds and wrong devices have different errors. */
 	a.kind = GAIA_KIND_EMULATED;
 	p = gaia_map(&a, sizeof a);
 	CHECK(p != MAP_FAILED && gaia_munmap(p, 5000) == 0);
@@ -128,7 +128,7 @@ static void args(const char *path)
 	close(a.fd);
 }
 
-/* Of three GPUs two reach each other's memory. */
+/* Two of three GPUs can reach each other's memory. */
 static void peers(const char *path)
 {
 	struct gaia_map_args a = { .length = (size_t)3 << 20, .fd = open_file(path, O_RDWR), .prot = PROT_READ, .device = 1,

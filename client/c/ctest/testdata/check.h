@@ -1,4 +1,4 @@
-/* What the test programs have in common. */
+/* Common code of the test programs. */
 #define _GNU_SOURCE
 #include "../../internal.h"
 
@@ -22,7 +22,7 @@
 		}                                                                                                      \
 	} while (0)
 
-/* FAILS: the call returns -1 with that errno, and words for it. */
+/* FAILS checks that the call returns -1 with that errno and a message. */
 #define FAILS(call, want)                                                                                              \
 	do {                                                                                                           \
 		errno = 0;                                                                                             \
@@ -72,7 +72,7 @@ static inline int ask_for_grant(int fd, struct gaiafs_grant *g, struct gaiafs_fa
 	CHECK(n > 0);
 	if (!gaiafs_get_grant(answer, (size_t)n, g))
 		return gaiafs_failed(f, EPROTO, "no grant");
-	if (getenv("GAIAFS_TEST_SOCKET") != NULL) /* another daemon than the one that granted it */
+	if (getenv("GAIAFS_TEST_SOCKET") != NULL) /* use another daemon than the grant's */
 		snprintf(g->socket, sizeof g->socket, "%s", getenv("GAIAFS_TEST_SOCKET"));
 	return 0;
 }
@@ -85,7 +85,7 @@ static inline int open_file(const char *path, int flags)
 	return fd;
 }
 
-/* The file's bytes as the tests write them. */
+/* The file's bytes, as the tests write them. */
 static inline uint8_t at(size_t i)
 {
 	return (uint8_t)(i / 7);
@@ -104,7 +104,7 @@ static inline void ignore_signal(int number)
 	(void)number;
 }
 
-/* interrupts has a signal come every few milliseconds, or none. Its handler restarts calls, or not. */
+/* interrupts sends a signal every few milliseconds, or stops that. The handler restarts calls, or does not. */
 static inline void interrupts(bool come, int flags)
 {
 	struct sigaction a = { .sa_handler = ignore_signal, .sa_flags = flags };

@@ -1,13 +1,13 @@
 /*
- * A client of the C library for the tests: the first argument names a scenario, the second a file. It is linked with
- * the library's objects and gets its grants from the socket named by GAIAFS_TEST_GRANTS in the place of the ioctl. It
- * fails, with the line, at the first thing that is not as it should be.
+ * A client of the C library for the tests. The first argument names a scenario, the second a file. It is linked with
+ * the library's objects. Instead of the ioctl, it gets its grants from the socket named by GAIAFS_TEST_GRANTS. At the
+ * first failed check it exits and prints the line.
  */
 #include "check.h"
 
 #include <sched.h>
 
-/* past_end: the daemon has found stores past the end in 3 pages, and tells of them once. */
+/* past_end: the daemon has found stores past the end in 3 pages, and reports them once. */
 static void past_end(const char *path)
 {
 	int fd = open_file(path, O_RDWR);
@@ -57,7 +57,7 @@ static void basic(const char *path)
 	for (int advice = GAIA_MADV_NORMAL; advice <= GAIA_MADV_DONTNEED; advice++)
 		CHECK(gaia_madvise(p, len, advice) == 0);
 
-	/* An emulated device has no streams: in stream order is at once. */
+	/* An emulated device has no streams, so stream-ordered calls run at once. */
 	memcpy(p + 40, "later", 5);
 	CHECK(gaia_mrelease_async(p, len, 1, NULL) == 0);
 	CHECK(pread(fd, got, 5, (off_t)off + 40) == 5 && memcmp(got, "later", 5) == 0);
@@ -76,7 +76,7 @@ static void basic(const char *path)
 	CHECK(mprotect(q, PAGE, PROT_READ | PROT_WRITE) == -1);
 	CHECK(gaia_munmap(q, PAGE) == 0);
 
-	/* A lazy one fetches nothing until it is asked. */
+	/* A lazy mapping fetches nothing until it is asked. */
 	q = gaia_mmap(NULL, PAGE, PROT_READ, GAIA_LAZY, fd, (off_t)off + 4096, 0);
 	CHECK(q != MAP_FAILED && q[0] == 0 && q[PAGE - 1] == 0);
 	CHECK(gaia_macquire(q, PAGE, 0) == 0);
@@ -148,7 +148,7 @@ static void bad(const char *path)
 	FAILS(gaia_munmap(p, SIZE_MAX), EINVAL);
 	CHECK(gaia_macquire(p + 2 * PAGE - 1, 1, 0) == 0); /* the last byte of the last page */
 	CHECK(gaia_mrelease(p, 2 * PAGE, 0) == 0);
-	CHECK(gaia_munmap(p, 2 * PAGE) == 0); /* as many pages */
+	CHECK(gaia_munmap(p, 2 * PAGE) == 0); /* the length rounds up to the same pages */
 	FAILS(gaia_munmap(p, 5000), EINVAL);
 	FAILS(gaia_macquire(p, 1, 0), ENOMEM);
 }
@@ -167,21 +167,21 @@ static void addresses(const char *path)
 	uint8_t *free_range = mmap(NULL, 8 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
 	CHECK(free_range != MAP_FAILED);
-	/* Exactly there, over what was there. */
+	/* Exactly at the address, replacing what was there. */
 	uint8_t *p = gaia_mmap(free_range, 4 * PAGE, PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0, 0);
 	CHECK(p == free_range && p[100] == at(100));
-	/* But neither over a mapping of ours nor, without replacing, over anything. */
+	/* But not over a mapping of the library's nor, with NOREPLACE, over anything. */
 	MMAP_FAILS(gaia_mmap(free_range + 3 * PAGE, 2 * PAGE, PROT_READ, MAP_FIXED, fd, 0, 0), EEXIST);
 	MMAP_FAILS(gaia_mmap(free_range + 5 * PAGE, PAGE, PROT_READ, MAP_FIXED_NOREPLACE, fd, 0, 0), EEXIST);
-	CHECK(gaia_macquire(p, 4 * PAGE, 0) == 0); /* the failures left it alone */
+	CHECK(gaia_macquire(p, 4 * PAGE, 0) == 0); /* the failures did not touch it */
 	CHECK(gaia_munmap(p, 4 * PAGE) == 0);
-	/* The hint is taken where there is room. */
+	/* The hint is used if there is room. */
 	p = gaia_mmap(free_range, 4 * PAGE, PROT_READ, MAP_FIXED_NOREPLACE, fd, PAGE, 0);
 	CHECK(p == free_range && p[0] == at(PAGE));
 	CHECK(gaia_munmap(p, 4 * PAGE) == 0);
 	p = gaia_mmap(free_range, 4 * PAGE, PROT_READ, 0, fd, 0, 0);
 	CHECK(p == free_range);
-	/* And another address is found where there is none. */
+	/* And another address is found if there is none. */
 	uint8_t *q = gaia_mmap(free_range, 4 * PAGE, PROT_READ, 0, fd, 0, 0);
 	CHECK(q != MAP_FAILED && q != p);
 	CHECK(gaia_munmap(q, 4 * PAGE) == 0);
@@ -240,13 +240,13 @@ static void forks(const char *path)
 		FAILS(gaia_async_error(p), ECHILD);
 		FAILS(gaia_msync(p, 1, MS_SYNC), ECHILD);
 		FAILS(gaia_madvise(p, 1, GAIA_MADV_WILLNEED), ECHILD);
-		p[5] = 77; /* the memory is the device's, for the child too */
+		p[5] = 77; /* the child shares the device's memory, too */
 		uint8_t *q = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, PAGE, 0);
 		CHECK(q != MAP_FAILED);
 		q[5] = 78;
 		CHECK(gaia_mrelease(q, PAGE, 0) == 0);
 		CHECK(gaia_munmap(q, PAGE) == 0);
-		CHECK(gaia_munmap(p, PAGE) == 0); /* the child's view */
+		CHECK(gaia_munmap(p, PAGE) == 0); /* unmaps it in the child only */
 		FAILS(gaia_macquire(p, 1, 0), ENOMEM);
 		_exit(0);
 	}
@@ -254,7 +254,7 @@ static void forks(const char *path)
 	uint8_t b;
 	CHECK(pread(fd, &b, 1, PAGE + 5) == 1 && b == 78);
 	CHECK(p[5] == 77);
-	CHECK(gaia_mrelease(p, PAGE, 0) == 0); /* the parent's connection and mapping are as they were */
+	CHECK(gaia_mrelease(p, PAGE, 0) == 0); /* the parent's connection and mapping still work */
 	CHECK(pread(fd, &b, 1, 5) == 1 && b == 77);
 	CHECK(gaia_munmap(p, PAGE) == 0);
 }
@@ -274,7 +274,7 @@ static void *busy_main(void *argument)
 	return NULL;
 }
 
-/* Forking while other threads are in the library, with the child using it too. */
+/* Forks while other threads are in the library; the children use it, too. */
 static void forks_among_threads(const char *path)
 {
 	pthread_t all[4];
@@ -302,7 +302,7 @@ static void forks_among_threads(const char *path)
 	CHECK(gaia_munmap(p, PAGE) == 0);
 }
 
-/* Maps, stores, and is killed. */
+/* Maps a file, stores into it, and is killed. */
 static void stay(const char *path, const char *text)
 {
 	int fd = open_file(path, O_RDWR);
@@ -313,7 +313,7 @@ static void stay(const char *path, const char *text)
 	say_and_wait("mapped");
 }
 
-/* The daemon goes at the first word and is back at the second. */
+/* The daemon stops at the first word and is back at the second. */
 static void restart(const char *path)
 {
 	int fd = open_file(path, O_RDWR);
@@ -334,14 +334,14 @@ static void restart(const char *path)
 	CHECK(gaia_munmap(q, PAGE) == -1 && errno == ENOTCONN);
 	p = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, 0, 0);
 	CHECK(p != MAP_FAILED);
-	say_and_wait("third"); /* and once more, so that the next call is the one to notice */
+	say_and_wait("third"); /* replaced again, so that the next call notices it */
 	q = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, PAGE, 0);
 	CHECK(q != MAP_FAILED);
 	CHECK(gaia_munmap(q, PAGE) == 0);
 	FAILS(gaia_munmap(p, PAGE), ENOTCONN);
 }
 
-/* While the daemon is stopped, every call ends with a signal, and what comes later is dropped. */
+/* While the daemon is stopped, a signal ends every call, and late replies are dropped. */
 static void interrupted(const char *path)
 {
 	int fd = open_file(path, O_RDWR);
@@ -357,7 +357,7 @@ static void interrupted(const char *path)
 	gaiafs_grant_patience = 1000;
 	interrupts(true, 0);
 	MMAP_FAILS(gaia_mmap(NULL, PAGE, PROT_READ, 0, fd, 0, 0), EINTR);
-	for (int i = 0; i < 70; i++) { /* more than a daemon takes at once, in all */
+	for (int i = 0; i < 70; i++) { /* in total more than a daemon takes at once */
 		FAILS(gaia_macquire(p, PAGE, 0), EINTR);
 		FAILS(gaia_madvise(p, PAGE, GAIA_MADV_NORMAL), EINTR);
 	}
@@ -367,7 +367,7 @@ static void interrupted(const char *path)
 	FAILS(gaia_munmap(p, PAGE), EINPROGRESS);
 	FAILS(gaia_munmap(p, PAGE), EINVAL);
 	interrupts(false, 0);
-	say_and_wait("interrupted"); /* goes on */
+	say_and_wait("interrupted"); /* the daemon continues */
 	gaiafs_grant_patience = 30;
 	interrupts(true, SA_RESTART);
 	for (int i = 0; i < 100; i++) {
@@ -381,7 +381,7 @@ static void interrupted(const char *path)
 	say_and_wait("done");
 }
 
-/* A mapping whose daemon takes its time is undone when it comes, though nobody calls the library any more. */
+/* If a mapping arrives after its call was interrupted, it is undone, even if no further call enters the library. */
 static void interrupted_mmap(const char *path)
 {
 	int fd = open_file(path, O_RDWR);
@@ -393,7 +393,7 @@ static void interrupted_mmap(const char *path)
 	say_and_wait("interrupted");
 }
 
-/* The same among threads, which take over from each other what an interrupted one was doing. */
+/* The same with threads, which take over the interrupted thread's reading. */
 static void *interrupted_main(void *argument)
 {
 	size_t me = (size_t)argument;
@@ -435,7 +435,7 @@ static void interrupted_threads(const char *path)
 	say_and_wait("done");
 }
 
-/* A daemon that takes its time is waited for in pieces, and requests that nobody waits for any more hinder nobody. */
+/* Waits for a slow daemon in steps. Abandoned requests must not hinder others. */
 static void pieces(const char *path)
 {
 	int fd = open_file(path, O_RDWR);
@@ -462,10 +462,10 @@ static void pieces(const char *path)
 		gaia_cancel(&other);
 		CHECK(other.running == NULL);
 	}
-	say_and_wait("waiting"); /* it answers */
+	say_and_wait("waiting"); /* the daemon answers */
 	while (gaia_wait(&call, -1) != 0) /* the thread sanitizer delivers signals late */
 		CHECK(errno == EINTR && call.running != NULL);
-	/* another request may have had the first page */
+	/* Another request may have counted the first page. */
 	CHECK(call.running == NULL && (call.pages == 3 || call.pages == 2));
 	CHECK(gaia_wait(&call, -1) == 0); /* nothing runs */
 	gaia_cancel(&call);
@@ -480,7 +480,7 @@ static void pieces(const char *path)
 	FAILS(gaia_start(&call, GAIA_DO_SYNC, p, 4 * PAGE, 0, GAIA_NO_STREAM), EINVAL);
 	CHECK(call.running == NULL);
 
-	/* Another process has the mapping's calls, and not what became of them. */
+	/* A child can use the mapping's calls, but not the parent's running request. */
 	CHECK(gaia_start(&call, GAIA_DO_ACQUIRE, p, PAGE, 0, GAIA_NO_STREAM) == 0);
 	pid_t child = fork();
 	CHECK(child >= 0);
@@ -495,7 +495,7 @@ static void pieces(const char *path)
 	wait_for(child);
 	CHECK(gaia_wait(&call, -1) == 0);
 
-	/* What is held is not mapped: the daemon has it all the same. */
+	/* A held mapping is not mapped here, but the daemon has it. */
 	held = gaia_map(&a, sizeof a);
 	CHECK(held != MAP_FAILED && held != p);
 	CHECK(gaia_info(held, &info, sizeof info) == 0 && info.kind == 0 && info.flags == a.flags && info.size == 5 << 20);
@@ -504,7 +504,7 @@ static void pieces(const char *path)
 	MMAP_FAILS(gaia_copies(held, PAGE, NULL, 0), EINVAL);
 	CHECK(gaia_munmap(held, 3 * PAGE) == 0);
 
-	/* Copies are this process's. */
+	/* Copies belong to this process. */
 	const struct gaia_copy list[] = { { 0, p + PAGE, 6 }, { 512, p, 2 } };
 	uint8_t *c = gaia_copies(p, 514, list, 2);
 	CHECK(c != MAP_FAILED && memcmp(c, "pieces", 6) == 0 && memcmp(c + 512, p, 2) == 0);
@@ -519,7 +519,7 @@ static void pieces(const char *path)
 	CHECK(gaia_read(c, got, 0) == 0);
 
 	memcpy(p + PAGE, "no end", 6);
-	gaia_drop(p, PAGE); /* not the whole */
+	gaia_drop(p, PAGE); /* does nothing: not the whole mapping */
 	gaia_drop(p, 3 * PAGE);
 	FAILS(gaia_macquire(p, 1, 0), ENOMEM);
 	say_and_wait("dropped");
@@ -536,7 +536,7 @@ static int threads_now(void)
 	return n;
 }
 
-/* A process that wants no threads has none. */
+/* A process that asks for no threads has none. */
 static void no_thread(const char *path)
 {
 	struct gaia_map_args a = {
@@ -558,7 +558,7 @@ static void no_thread(const char *path)
 	}
 }
 
-/* The daemon breaks the protocol. The mapping stays, and the connection does not. */
+/* The daemon breaks the protocol. The mapping stays, but the connection ends. */
 static void breach(const char *path)
 {
 	int fd = open_file(path, O_RDWR);
@@ -593,7 +593,7 @@ static void old_daemon(const char *path)
 	CHECK(gaia_munmap(p, len) == 0);
 }
 
-/* Prints what the daemon of a mountpoint says of itself. */
+/* Prints the status of a mountpoint's daemon. */
 static void status(const char *mountpoint)
 {
 	char *text = gaia_status(open_file(mountpoint, O_RDONLY | O_DIRECTORY));
@@ -604,7 +604,7 @@ static void status(const char *mountpoint)
 	CHECK(gaia_status(-1) == NULL && errno == EBADF);
 }
 
-/* Prints why a mapping is refused. */
+/* Prints why a mapping fails. */
 static void refused(const char *path)
 {
 	int fd = open_file(path, O_RDWR);

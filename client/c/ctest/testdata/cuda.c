@@ -1,6 +1,6 @@
 /*
- * A client of the C library on GPUs, for the tests: as client.c, with libcuda.so.1 in reach. The tests' fake one has
- * device memory at addresses that the CPU can use, and runs a stream's host functions in threads.
+ * A client of the C library on GPUs, for the tests. It is like client.c, with a libcuda.so.1. The tests' fake libcuda
+ * has device memory at addresses that the CPU can use, and runs a stream's host functions in threads.
  */
 #include "check.h"
 
@@ -21,7 +21,7 @@ static struct {
 	int (*host_func)(stream, void (*)(void *), void *);
 	int (*pointer_attribute)(void *, int, uint64_t);
 	int (*primary_state)(int, unsigned *, int *);
-	/* Only where there are graphs. */
+	/* Missing if the driver has no graphs. */
 	int (*begin_capture)(stream, int);
 	int (*end_capture)(stream, graph *);
 	int (*launch_graph)(graph, stream);
@@ -72,7 +72,7 @@ static context current(void)
 	return c;
 }
 
-/* use makes the primary context of a device the thread's. */
+/* use makes the primary context of a device current in the thread. */
 static context use(int device)
 {
 	context c;
@@ -100,7 +100,7 @@ static int descriptors(void)
 	return n;
 }
 
-/* writable finds out by asking the kernel, without a fault: read(2) into the byte. It stores 'w' where it can. */
+/* writable reports whether a byte can be stored into. It asks the kernel, without a fault: read(2) stores 'w' there. */
 static bool writable(uint8_t *p)
 {
 	int pipes[2];
@@ -125,7 +125,7 @@ static void basic(const char *path)
 
 	CHECK(p != MAP_FAILED);
 	load_cuda();
-	CHECK(current() == NULL); /* as it was */
+	CHECK(current() == NULL); /* as before */
 	CHECK(cu.pointer_attribute(&type, 2, (uintptr_t)p) == 0 && type == 2);
 	CHECK(cu.pointer_attribute(&ordinal, 9, (uintptr_t)p + len - 1) == 0 && ordinal == 1);
 	for (size_t i = 0; i < len; i++)
@@ -141,7 +141,7 @@ static void basic(const char *path)
 	CHECK(pread(fd, got, 4, (off_t)off + 20) == 4 && memcmp(got, "sync", 4) == 0);
 	CHECK(gaia_madvise(p, len, GAIA_MADV_WILLNEED) == 0);
 
-	/* A second, read-only mapping shares the memory. The thread's context is of another device, and stays. */
+	/* A second, read-only mapping shares the memory. The thread's context is of another device, and stays current. */
 	context other = use(0);
 	uint8_t *q = gaia_mmap(NULL, 8 * PAGE, PROT_READ, 0, fd, (off_t)off, 1);
 	CHECK(q != MAP_FAILED && q != p);
@@ -155,7 +155,7 @@ static void basic(const char *path)
 	CHECK(current() == other);
 	FAILS(gaia_macquire(q, 1, 1), ENOMEM);
 
-	/* With a context of the device that is the thread's own. */
+	/* With the thread's own context of the device. */
 	context own = use(1);
 	q = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, 0, 1);
 	CHECK(q != MAP_FAILED && current() == own);
@@ -189,7 +189,7 @@ static void bad(const char *path)
 	CHECK(!retained(0));
 }
 
-/* Extents of more than one frame: a file that has extents of one size, and grew. */
+/* Extents in more than one frame: a file whose extents have a fixed small size, and that grew. */
 static void many(const char *path)
 {
 	const size_t len = (size_t)300 << 20;
@@ -209,16 +209,16 @@ static void many(const char *path)
 	CHECK(pread(fd, got, 6, ((off_t)270 << 20) + PAGE) == 6 && memcmp(got, "within", 6) == 0);
 	CHECK(gaia_munmap(p, len - PAGE) == 0);
 	CHECK(gaia_munmap(small, PAGE) == 0);
-	CHECK(descriptors() - before <= 2); /* the connections */
+	CHECK(descriptors() - before <= 2); /* for the connections */
 }
 
-/* Every mapping fails, at the call that the environment names, and leaves nothing. The first argument's name is
+/* Every mapping fails, at the call that the environment names, and leaves nothing behind. The first argument is
  * "failing". */
 static void failing(const char *path, const char *call)
 {
 	int fd = open_file(path, O_RDWR), before;
 
-	/* What fails in cuInit is known before there is a connection with anything to it. */
+	/* A failure of cuInit is known before there is a connection. */
 	CHECK(gaia_mmap(NULL, 3 * PAGE, PROT_WRITE, 0, fd, ((off_t)2 << 20) - PAGE, 0) == MAP_FAILED);
 	CHECK(strstr(gaia_error(), call) != NULL);
 	before = descriptors();
@@ -234,7 +234,7 @@ static void failing(const char *path, const char *call)
 	}
 }
 
-/* The mapping is made, and cannot be taken away as it should be. */
+/* The mapping is made, but unmapping it fails. */
 static void failing_unmap(const char *path)
 {
 	int fd = open_file(path, O_RDWR);
@@ -251,7 +251,7 @@ static void failing_unmap(const char *path)
 
 /* Stream order */
 
-/* A gate holds a stream up until it is opened. */
+/* A gate blocks a stream until it is opened. */
 struct gate {
 	int entered, open;
 };
@@ -270,7 +270,7 @@ static void open_gate(struct gate *g)
 	__atomic_store_n(&g->open, 1, __ATOMIC_RELEASE);
 }
 
-/* Work that stands for a kernel or for what looks at its results. */
+/* Work that stands for a kernel, or for a check of its results. */
 static uint8_t *device_memory;
 static int work_fd;
 static char seen[8];
@@ -320,13 +320,13 @@ static void async(const char *path, int device, stream s)
 	CHECK(cu.host_func(s, write_file, NULL) == 0);
 	CHECK(gaia_macquire_async(p, PAGE, 0, s) == 0);
 	CHECK(current() == before);
-	/* None of it was done, since the calls return at once. */
+	/* None of it was done yet, because the calls return at once. */
 	CHECK(pread(fd, got, 3, 0) == 3 && got[0] == (char)at(0));
 	CHECK(gaia_mrelease_async(p, PAGE, 0, s) == 0);
 	open_gate(&gate);
 	CHECK(cu.stream_wait(s) == 0);
-	CHECK(memcmp(seen, "one", 3) == 0);      /* released before the work that looks, */
-	CHECK(memcmp(p + 100, "cpu", 3) == 0);   /* acquired after the work that writes */
+	CHECK(memcmp(seen, "one", 3) == 0);      /* released before the checking work, */
+	CHECK(memcmp(p + 100, "cpu", 3) == 0);   /* acquired after the writing work */
 	CHECK(gaia_async_error(p) == 0);
 	CHECK(cu.host_func(s, store_two, NULL) == 0);
 	CHECK(gaia_mrelease_async(p, PAGE, 0, s) == 0);
@@ -339,7 +339,7 @@ static void stream_order(const char *path)
 	async(path, -1, NULL);
 }
 
-/* The stream of the default numbers, in a context of the device. */
+/* The default streams, by their numbers, in a context of the device. */
 static void default_stream(const char *path)
 {
 	async(path, 0, (stream)(uintptr_t)1);
@@ -354,7 +354,7 @@ static void null_stream(const char *path)
 	CHECK(p != MAP_FAILED);
 	load_cuda();
 	memcpy(p, "null", 4);
-	context other = use(0); /* the stream is the mapping's device's all the same */
+	context other = use(0); /* the stream is still the one of the mapping's device */
 	CHECK(gaia_mrelease_async(p, PAGE, 1, NULL) == 0);
 	CHECK(current() == other);
 	use(1);
@@ -388,7 +388,7 @@ static void change_byte(void *unused)
 	device_memory[0]++;
 }
 
-/* A graph acquires and releases whenever it runs, and is told when its mapping is gone. */
+/* A graph acquires and releases whenever it runs. It fails when its mapping is gone. */
 static void graphs(const char *path)
 {
 	int fd = open_file(path, O_RDWR);
@@ -405,7 +405,7 @@ static void graphs(const char *path)
 	CHECK(gaia_macquire_async(p, PAGE, 0, s) == 0);
 	CHECK(cu.host_func(s, change_byte, NULL) == 0);
 	CHECK(gaia_mrelease_async(p, PAGE, 0, s) == 0);
-	q = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, PAGE, 0); /* which a capture does not forbid */
+	q = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, PAGE, 0); /* allowed during a capture */
 	CHECK(q != MAP_FAILED);
 	CHECK(cu.end_capture(s, &g) == 0);
 	CHECK(pread(fd, &b, 1, 0) == 1 && b == at(0));
@@ -415,7 +415,7 @@ static void graphs(const char *path)
 		CHECK(gaia_async_error(p) == 0);
 		CHECK(pread(fd, &b, 1, 0) == 1 && b == i + 1);
 	}
-	/* Two launches at a time share a word; each waits for its own run at least. */
+	/* Two concurrent launches share a word; each waits at least for its own run. */
 	stream s2;
 	CHECK(cu.stream_create(&s2, 0) == 0);
 	for (int i = 0; i < 50; i++)
@@ -426,12 +426,12 @@ static void graphs(const char *path)
 	CHECK(cu.begin_capture(s, 0) == 0);
 	CHECK(gaia_mrelease_async(q, PAGE, 0, s) == 0);
 	CHECK(cu.end_capture(s, &late) == 0);
-	CHECK(gaia_munmap(q, PAGE) == 0); /* a graph that does not run keeps nothing */
+	CHECK(gaia_munmap(q, PAGE) == 0); /* a graph that does not run keeps no mapping */
 	CHECK(gaia_async_error(NULL) == 0);
 	CHECK(cu.launch_graph(late, s) == 0 && cu.stream_wait(s) == 0);
 	FAILS(gaia_async_error(NULL), ENOMEM);
 	CHECK(gaia_async_error(NULL) == 0);
-	/* Not even where the addresses have another mapping: it is not the graph's. */
+	/* Not even if another mapping has the addresses: it is not the graph's. */
 	q = gaia_mmap(q, PAGE, PROT_WRITE, 0, fd, PAGE, 0);
 	CHECK(q != MAP_FAILED);
 	CHECK(cu.launch_graph(late, s) == 0 && cu.stream_wait(s) == 0);
@@ -442,7 +442,7 @@ static void graphs(const char *path)
 	CHECK(cu.stream_destroy(s) == 0);
 }
 
-/* The graph cannot keep what the call needs, for want of memory or of a newer driver. */
+/* The graph cannot keep what the call needs, because memory is short or the driver too old. */
 static void no_capture(const char *path, int want)
 {
 	int fd = open_file(path, O_RDWR);
@@ -471,7 +471,7 @@ static void old_driver(const char *path)
 	CHECK(strstr(gaia_error(), "CUDA 11.3") != NULL);
 }
 
-/* The launch is refused; the environment says so. */
+/* The environment makes the launch fail. */
 static void no_launch(const char *path, const char *call)
 {
 	int fd = open_file(path, O_RDWR);
@@ -488,7 +488,7 @@ static void count(void *n)
 	__atomic_add_fetch((int *)n, 1, __ATOMIC_SEQ_CST);
 }
 
-/* While the daemon takes its time for one stream, host functions of others run, and their calls are done. */
+/* While the daemon is slow for one stream, host functions of other streams run, and their calls are done. */
 static void callbacks_do_not_wait(const char *path)
 {
 	int fd = open_file(path, O_RDWR), before = 0, after = 0, other = 0;
@@ -512,10 +512,10 @@ static void callbacks_do_not_wait(const char *path)
 	CHECK(pread(fd, got, 6, 0) == 6 && memcmp(got, "others", 6) == 0);
 	CHECK(__atomic_load_n(&before, __ATOMIC_SEQ_CST) == 1 && __atomic_load_n(&after, __ATOMIC_SEQ_CST) == 0);
 	interrupts(true, 0);
-	FAILS(gaia_munmap(p, PAGE), EINTR); /* and the mapping stays */
+	FAILS(gaia_munmap(p, PAGE), EINTR); /* the mapping stays */
 	interrupts(false, 0);
 	CHECK(gaia_madvise(p, PAGE, GAIA_MADV_NORMAL) == 0);
-	say_and_wait("ran"); /* it answers */
+	say_and_wait("ran"); /* the daemon answers */
 	CHECK(cu.stream_wait(s1) == 0 && after == 1);
 	CHECK(gaia_async_error(p) == 0);
 	CHECK(gaia_munmap(p, PAGE) == 0);
@@ -532,7 +532,7 @@ static void *unmap_main(void *p)
 	return NULL;
 }
 
-/* munmap waits for what is queued. */
+/* munmap waits for queued calls. */
 static void munmap_waits(const char *path)
 {
 	int fd = open_file(path, O_RDWR);
@@ -553,7 +553,7 @@ static void munmap_waits(const char *path)
 	CHECK(pthread_create(&thread, NULL, unmap_main, p) == 0);
 	while (!__atomic_load_n(&unmapping, __ATOMIC_ACQUIRE) || !__atomic_load_n(&gate.entered, __ATOMIC_ACQUIRE))
 		sched_yield();
-	for (int i = 0; i < 1000; i++) { /* long enough for one that does not wait */
+	for (int i = 0; i < 1000; i++) { /* long enough for a munmap that does not wait */
 		CHECK(!__atomic_load_n(&unmapped, __ATOMIC_ACQUIRE));
 		CHECK(gaia_macquire(p, PAGE, 0) == 0); /* the mapping is still in use */
 	}
@@ -563,8 +563,7 @@ static void munmap_waits(const char *path)
 	CHECK(cu.stream_destroy(s) == 0);
 }
 
-/* A context that is lost never runs what is queued: munmap says so, and does not hang. The environment has queries
- * fail. */
+/* A lost context never runs queued calls: munmap reports that and does not hang. The environment makes queries fail. */
 static void lost_context(const char *path)
 {
 	int fd = open_file(path, O_RDWR);
@@ -583,13 +582,13 @@ static void lost_context(const char *path)
 	memcpy(p, "end", 3);
 	FAILS(gaia_munmap(p, PAGE), EIO);
 	CHECK(strstr(gaia_error(), "was never done") != NULL);
-	CHECK(pread(fd, got, 3, 0) == 3 && memcmp(got, "end", 3) == 0); /* the daemon released it as ever */
+	CHECK(pread(fd, got, 3, 0) == 3 && memcmp(got, "end", 3) == 0); /* the daemon released it as usual */
 	FAILS(gaia_macquire(p, 1, 0), ENOMEM);
-	open_gate(&gate); /* and if they run after all, they do nothing */
+	open_gate(&gate); /* if they do run now, they do nothing */
 	CHECK(cu.stream_destroy(s) == 0);
 }
 
-/* No more calls wait in streams than the library says. Those that do are done. */
+/* No more calls wait in streams than the library allows. Those that wait are done. */
 static void bounded(const char *path)
 {
 	int fd = open_file(path, O_RDWR), n = 0;
@@ -616,7 +615,7 @@ static void bounded(const char *path)
 	CHECK(cu.stream_destroy(s) == 0);
 }
 
-/* What a stream does while the mapping is let go of. */
+/* Work that a stream runs while its mapping ends. */
 static void store_late(void *unused)
 {
 	(void)unused;
@@ -635,7 +634,7 @@ static uint8_t *map_writable(int fd)
 	return p;
 }
 
-/* release, msync and munmap wait for the work that was begun, in any stream, or in the one that is named. */
+/* release, msync and munmap wait for the work that was begun, in any stream or in the named one. */
 static void release_waits(const char *path)
 {
 	int fd = open_file(path, O_RDWR);
@@ -654,7 +653,7 @@ static void release_waits(const char *path)
 		else if (how == 1)
 			CHECK(gaia_msync(p, PAGE, MS_SYNC) == 0);
 		else if (how == 4)
-			CHECK(gaia_munmap(p, PAGE) == 0); /* and the store does not hit what is gone */
+			CHECK(gaia_munmap(p, PAGE) == 0); /* the store does not hit unmapped memory */
 		else
 			CHECK(gaia_start(&call, GAIA_DO_RELEASE, p, PAGE, 0, how == 2 ? s : GAIA_ALL_STREAMS) == 0 &&
 			      gaia_wait(&call, -1) == 0 && call.pages == 1);
@@ -663,7 +662,7 @@ static void release_waits(const char *path)
 	CHECK(cu.stream_destroy(s) == 0);
 }
 
-/* gaia_drop waits for kernels as well, and neither it nor munmap ends a capture. */
+/* gaia_drop waits for kernels, too, and neither gaia_drop nor munmap ends a capture. */
 static void drop(const char *path)
 {
 	int fd = open_file(path, O_RDWR);
@@ -680,7 +679,7 @@ static void drop(const char *path)
 	CHECK(cu.stream_create(&s, 1) == 0);
 	CHECK(cu.host_func(s, store_late, NULL) == 0);
 	gaia_drop(p, PAGE);
-	while (b != 'l') /* the daemon may not have heard yet */
+	while (b != 'l') /* the daemon may not have handled it yet */
 		CHECK(pread(fd, &b, 1, 0) == 1);
 	CHECK(cu.begin_capture(s, 0) == 0);
 	p = map_writable(fd);
@@ -692,7 +691,7 @@ static void drop(const char *path)
 	CHECK(cu.stream_destroy(s) == 0);
 }
 
-/* The device is full: what would end a capture is not done, and the program keeps the memory. */
+/* The device is full. The library does nothing that would end a capture, and the program keeps the memory. */
 static void full_device(const char *path)
 {
 	int fd = open_file(path, O_RDWR);
@@ -706,11 +705,11 @@ static void full_device(const char *path)
 	p[0]++;
 	CHECK(cu.end_capture(s, &g) == 0 && cu.destroy_graph(g) == 0);
 	CHECK(cu.host_func(s, store_late, NULL) == 0);
-	CHECK(gaia_munmap(q, PAGE) == 0); /* which may wait otherwise */
+	CHECK(gaia_munmap(q, PAGE) == 0); /* which may wait in another way */
 	CHECK(cu.stream_destroy(s) == 0);
 }
 
-/* Bytes that a program copies are there, and copies within the device are the program's own. */
+/* Copied bytes are there, and copies within the device belong to the program. */
 static void copies(const char *path)
 {
 	int fd = open_file(path, O_RDWR);
@@ -727,14 +726,14 @@ static void copies(const char *path)
 	CHECK(gaia_read(c, got, 3) == 0 && memcmp(got, "byt", 3) == 0);
 	CHECK(gaia_read(c + 256, got, 4) == 0 && memcmp(got, p + 100, 4) == 0);
 	FAILS(gaia_munmap(c, PAGE), EINVAL);
-	CHECK(gaia_munmap(p, PAGE) == 0); /* they do not need it */
+	CHECK(gaia_munmap(p, PAGE) == 0); /* the copies do not need it */
 	CHECK(gaia_read(c, got, 3) == 0 && memcmp(got, "byt", 3) == 0);
 	FAILS(gaia_macquire_async(c, 1, 0, NULL), EINVAL);
 	CHECK(gaia_munmap(c, 5000) == 0);
 	CHECK(!retained(0));
 }
 
-/* What is held costs the process no context. */
+/* A held mapping needs no context in the process. */
 static void held(const char *path)
 {
 	struct gaia_map_args a = { .length = PAGE, .flags = GAIA_MAP_HOLD | GAIA_MAP_LAZY, .fd = open_file(path, O_RDWR),
@@ -759,7 +758,7 @@ static void *lent_main(void *lent)
 	uint8_t *p = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, 0, 0);
 	CHECK(p != MAP_FAILED && current() == NULL);
 	CHECK(gaia_munmap(p, PAGE) == 0);
-	p = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, 0, 1); /* it is of another device */
+	p = gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, 0, 1); /* the context is of another device */
 	CHECK(p != MAP_FAILED && retained(1) && current() == NULL);
 	CHECK(gaia_munmap(p, PAGE) == 0);
 	gaia_lend_context(NULL);
@@ -779,7 +778,7 @@ static void lent_context(const char *path)
 	CHECK(pthread_create(&thread, NULL, lent_main, c) == 0 && pthread_join(thread, NULL) == 0);
 }
 
-/* The daemon goes between the call and its turn. */
+/* The daemon stops between the call and its turn in the stream. */
 static void late_failure(const char *path)
 {
 	int fd = open_file(path, O_RDWR);
@@ -798,7 +797,7 @@ static void late_failure(const char *path)
 	CHECK(gaia_async_error(p) == 0);
 	open_gate(&gate);
 	CHECK(cu.stream_wait(s) == 0);
-	FAILS(gaia_async_error(p + 5), ENOTCONN); /* once */
+	FAILS(gaia_async_error(p + 5), ENOTCONN); /* reported once */
 	CHECK(gaia_async_error(p) == 0);
 	CHECK(gaia_mrelease_async(p, PAGE, 0, s) == 0);
 	CHECK(cu.stream_wait(s) == 0);
@@ -806,7 +805,7 @@ static void late_failure(const char *path)
 	CHECK(cu.stream_destroy(s) == 0);
 }
 
-/* The daemon refuses the first acquire. msync, whose own work succeeds, is told so, once. */
+/* The daemon refuses the first acquire. msync succeeds itself, and reports that failure once. */
 static void late_failure_at_msync(const char *path)
 {
 	int fd = open_file(path, O_RDWR);
@@ -817,7 +816,7 @@ static void late_failure_at_msync(const char *path)
 	use(0);
 	CHECK(gaia_macquire_async(p, PAGE, 0, NULL) == 0);
 	CHECK(cu.stream_wait(NULL) == 0);
-	CHECK(gaia_mrelease(p, PAGE, 0) == 0); /* speaks of itself only */
+	CHECK(gaia_mrelease(p, PAGE, 0) == 0); /* reports only its own failures */
 	CHECK(gaia_macquire(p, PAGE, 0) == 0);
 	FAILS(gaia_msync(p, PAGE, MS_SYNC), EIO);
 	CHECK(gaia_msync(p, PAGE, MS_SYNC) == 0);
@@ -847,7 +846,7 @@ static void forks(const char *path)
 		FAILS(gaia_macquire(p, 1, 0), ECHILD);
 		FAILS(gaia_mrelease_async(p, 1, 0, s), ECHILD);
 		FAILS(gaia_async_error(p), ECHILD);
-		CHECK(gaia_munmap(p, PAGE) == 0); /* neither waits nor calls CUDA, which would fail */
+		CHECK(gaia_munmap(p, PAGE) == 0); /* does not wait, and does not call CUDA, which would fail */
 		FAILS(gaia_macquire(p, 1, 0), ENOMEM);
 		MMAP_FAILS(gaia_mmap(NULL, PAGE, PROT_WRITE, 0, fd, 0, 0), ENODEV);
 		CHECK(strstr(gaia_error(), "fork") != NULL);
@@ -862,7 +861,7 @@ static void forks(const char *path)
 	CHECK(cu.stream_destroy(s) == 0);
 }
 
-/* A child of a process that did not use CUDA is free to. */
+/* A child may use CUDA if its parent did not. */
 static void forks_before(const char *path)
 {
 	int fd = open_file(path, O_RDWR);
@@ -924,7 +923,7 @@ static void threads(const char *path)
 	CHECK(gaia_munmap(shared_map, THREADS * PAGE) == 0);
 }
 
-/* Prints why a mapping on a device is refused. */
+/* Prints why a mapping on a device fails. */
 static void refused(const char *path, const char *device)
 {
 	int fd = open_file(path, O_RDWR);

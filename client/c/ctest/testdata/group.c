@@ -63,7 +63,7 @@ static void together(const char *dir)
 	CHECK(gaia_munmap(a, SIZE) == 0 && gaia_munmap(far[0], SIZE) == 0 && gaia_munmap(far[1], SIZE) == 0);
 }
 
-/* A writer is killed half-way. What waits for its version learns that it will not come. */
+/* A writer is killed half-way. A program that waits for its version learns that the version will not come. */
 static void killed(const char *dir)
 {
 	int pipes[2];
@@ -90,8 +90,8 @@ static void killed(const char *dir)
 	errno = 0;
 	for (int tries = 0; gaia_acquire_all(both, 2, 1, 100, NULL) == -1 && errno == ETIMEDOUT && tries < 5; tries++)
 		;
-	CHECK(errno == EPIPE || errno == ETIMEDOUT); /* the second: it was gone before the wait began */
-	for (int tries = 0; a[3] != 0; tries++) { /* the end of its connection takes it back */
+	CHECK(errno == EPIPE || errno == ETIMEDOUT); /* ETIMEDOUT: the writer was gone before the wait began */
+	for (int tries = 0; a[3] != 0; tries++) { /* the end of the writer's connection takes it back */
 		CHECK(tries < 60000);
 		usleep(1000);
 	}

@@ -1,6 +1,7 @@
 /*
- * Programs whose memory moves: the first argument names a scenario, the second a file of 16 blocks of 64 KiB. The
- * device has 4, and there are 2 of pinned memory.
+ * Programs whose memory moves. The first argument names a scenario, the second a file of 16 blocks of 64 KiB. The
+ * device
+ * has room for 4 blocks, and pinned memory for 2.
  */
 #include "check.h"
 
@@ -23,7 +24,7 @@ static int use(const uint8_t *p, int from, int n)
 	return gaia_use(&r, 1, NULL);
 }
 
-/* dies reports whether a child that touches the byte is killed for it. */
+/* dies reports whether touching the byte kills a child. */
 static bool dies(volatile uint8_t *p)
 {
 	int status;
@@ -39,7 +40,7 @@ static bool dies(volatile uint8_t *p)
 	return WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV;
 }
 
-/* large has what is larger than the device move without being asked to, and nothing else. */
+/* large checks that only a mapping that is larger than the device moves by default. */
 static void large(const char *path)
 {
 	int fd = open_file(path, O_RDWR);
@@ -69,7 +70,7 @@ static void large(const char *path)
 	CHECK(q != MAP_FAILED && gaia_info(q, &info, sizeof info) == 0 && info.flags == GAIA_MAP_NO_THREAD);
 	CHECK(q[3 * BLOCK] == at(3 * BLOCK));
 
-	/* In pieces: of few ranges and of many, of what does not move, given up, and refused. */
+	/* In steps: with few ranges, with many, without ranges that move, cancelled, and refused. */
 	for (size_t i = 0; i < 300; i++)
 		ranges[i] = (struct gaia_range){ p + i, 1 };
 	for (size_t n = 1; n <= 300; n += 299) {
@@ -79,7 +80,7 @@ static void large(const char *path)
 		CHECK(use(p, 1, 1) == 0 && gaia_done_use(call.pages) == 0 && p[BLOCK] == at(BLOCK)); /* the inner one is open */
 		FAILS(gaia_done_use(call.pages), EINVAL);
 		CHECK(gaia_done(NULL) == 0);
-		ranges[0].length = 2; /* that of the others is kept: who begins it again has it at once */
+		ranges[0].length = 2; /* the other bracket is kept, and could be joined at once */
 		CHECK(gaia_start_use(&call, ranges, n, NULL, 0) == 0);
 		gaia_cancel(&call);
 		FAILS(gaia_done(NULL), EINVAL);
@@ -93,7 +94,7 @@ static void large(const char *path)
 	CHECK(gaia_munmap(q, (size_t)DEVICE * BLOCK) == 0 && gaia_munmap(p, (size_t)BLOCKS * BLOCK) == 0);
 }
 
-/* explains ends with a fault, of which it says what it is. */
+/* explains ends with a fault, after printing the reason. */
 static void explains(const char *path, const char *what)
 {
 	uint8_t *p = map_movable(path, PROT_READ);
@@ -134,13 +135,13 @@ static void basic(const char *path)
 
 		CHECK(pread(fd, got, 1, (off_t)b) == 1 && (uint8_t)got[0] == (uint8_t)(at(b) + 3));
 	}
-	/* Copies need no bracket, and take back what was used before. */
+	/* Copies need no bracket, and reclaim memory that was used before. */
 	uint8_t *all = malloc((size_t)BLOCKS * BLOCK);
 	CHECK(all != NULL && gaia_read(p, all, BLOCK * 4) == 0 && all[BLOCK + 8] == (uint8_t)(at(BLOCK + 8) + 3));
 	CHECK(gaia_write(p + 20, all + 20, BLOCK) == 0);
 	free(all);
 	MMAP_FAILS(gaia_copies(p, 1, NULL, 0), EINVAL);
-	/* Several ranges, mappings that do not move, and brackets within one another. */
+	/* Several ranges, mappings that do not move, and nested brackets. */
 	q = gaia_mmap(NULL, BLOCK, PROT_READ, MAP_SHARED, fd, 0, 0);
 	CHECK(q != MAP_FAILED);
 	CHECK(gaia_use(both, 2, NULL) == 0);
@@ -153,11 +154,11 @@ static void basic(const char *path)
 	FAILS(use(p, 0, BLOCKS), ENOMEM);
 	CHECK(strstr(gaia_error(), "budget is 256 KiB") != NULL);
 	FAILS(gaia_use(both, 0, NULL), EINVAL);
-	/* All of the device, but for what q has, and of pinned memory; and then more. */
+	/* All of the device except q's part, and all pinned memory; and then more. */
 	CHECK(use(p, 4, DEVICE - 1 + PINNED) == 0);
 	FAILS(use(p, 12, 1), EDEADLK);
 	CHECK(gaia_done(NULL) == 0);
-	/* Acquire and release of what is elsewhere. */
+	/* Acquire and release of memory that is not there. */
 	CHECK(use(p, 7, 1) == 0);
 	p[7 * BLOCK + 1] = 77;
 	CHECK(gaia_done(NULL) == 0);
@@ -169,7 +170,7 @@ static void basic(const char *path)
 	CHECK(gaia_munmap(q, BLOCK) == 0 && gaia_munmap(p, (size_t)BLOCKS * BLOCK) == 0);
 }
 
-/* What is outside of a bracket ends the program that touches it; a child has none of its parent's. */
+/* Touching memory outside of brackets ends the program. A child has none of its parent's movable memory. */
 static void holes(const char *path)
 {
 	uint8_t *p = map_movable(path, PROT_READ);
@@ -196,7 +197,7 @@ static void holes(const char *path)
 
 static uint8_t *shared;
 
-/* work adds to the bytes of one thread, in one block after the other, ROUNDS times. */
+/* work adds to one thread's bytes, block by block, ROUNDS times. */
 enum { ROUNDS = 4, THREADS = 3 };
 
 static void *work(void *argument)
@@ -212,7 +213,7 @@ static void *work(void *argument)
 	return NULL;
 }
 
-/* Several threads of several processes use all of the file, each for bytes of its own. */
+/* Several threads of several processes use the whole file, each its own bytes. */
 static void many(const char *path, const char *number)
 {
 	size_t first = 16 + THREADS * (size_t)atoi(number);
@@ -226,7 +227,7 @@ static void many(const char *path, const char *number)
 	CHECK(gaia_munmap(shared, (size_t)BLOCKS * BLOCK) == 0);
 }
 
-/* One that stays, in a bracket or between two. */
+/* A program that stays, in a bracket or between two. */
 static void stays(const char *path, bool within)
 {
 	uint8_t *p = map_movable(path, PROT_READ | PROT_WRITE);
@@ -242,8 +243,9 @@ static void stays(const char *path, bool within)
 	say_and_wait("done");
 }
 
-/* One that uses the same ranges again and again, which asks nobody where there is room; and then what another program
- * needs. */
+/* A program that uses the same ranges repeatedly, and asks the daemon only if there is no room. Then it uses what
+another
+ * program needs. */
 static void keeps(const char *path)
 {
 	uint8_t *p = map_movable(path, PROT_READ | PROT_WRITE), *q = map_movable(path, PROT_READ);
@@ -263,7 +265,7 @@ static void keeps(const char *path)
 		CHECK(gaia_done(NULL) == 0);
 	}
 	CHECK(use(p, 0, 1) == 0);
-	say_and_wait("kept"); /* the others go, and this one stays */
+	say_and_wait("kept"); /* the others are ended, but this one stays */
 	p[8]++;
 	CHECK(gaia_done(NULL) == 0);
 	CHECK(gaia_mrelease(p, (size_t)BLOCKS * BLOCK, 0) == 0);
@@ -277,7 +279,7 @@ static void keeps(const char *path)
 	CHECK(use(p, 0, 1) == 0 && gaia_munmap(p, (size_t)BLOCKS * BLOCK) == 0 && gaia_done(NULL) == 0);
 }
 
-/* One that needs some of the device, or all of it. */
+/* A program that needs a part of the device, or all of it. */
 static void needs(const char *path, int count)
 {
 	uint8_t *p = map_movable(path, PROT_READ);
@@ -286,7 +288,7 @@ static void needs(const char *path, int count)
 	CHECK(p[8 * BLOCK] == at(8 * BLOCK) && gaia_done(NULL) == 0);
 }
 
-/* One that GAIAFS_TENANT names, or that is refused, and says why. */
+/* A program of the tenant in GAIAFS_TENANT. If it is refused, it prints why. */
 static void tenant(const char *path)
 {
 	int fd = open(path, O_RDONLY);

@@ -1,5 +1,5 @@
 /*
- * A client that makes views, for the tests: the first argument names a scenario, the second a folder with the files a
+ * A client that makes views, for the tests. The first argument names a scenario, the second a folder with the files a
  * and b, whose bytes are byte_a and byte_b. On GPUs it needs the tests' libcuda, whose device memory is at addresses
  * that the CPU can use.
  */
@@ -50,8 +50,7 @@ static size_t aligned(size_t n, size_t align)
 	return n;
 }
 
-/* fill makes what a view is to be, row by row. The file's bytes are those that pread returns, and zeros past its end.
- * */
+/* fill computes a view's expected bytes, row by row: those that pread returns, and zeros past the end of the file. */
 static uint8_t *fill(const int *fds, const uint32_t *files, const struct gaia_segment *segments, size_t n, size_t align,
 		     size_t *size)
 {
@@ -83,7 +82,7 @@ static uint8_t *fill(const int *fds, const uint32_t *files, const struct gaia_se
 	return want;
 }
 
-/* same compares a view with what it is to be, and finds the first byte that differs. */
+/* same compares a view with the expected bytes, and prints the first byte that differs. */
 static void same(const uint8_t *got, const uint8_t *want, size_t n)
 {
 	for (size_t i = 0; i < n; i++)
@@ -197,7 +196,7 @@ static void layout(const char *folder)
 			{ .length = (UINT64_C(1) << 62) - 256 } };
 		LAYOUT(0, UINT64_C(1) << 62, 0, 256);
 	}
-	{ /* where there is one row nobody looks at the stride */
+	{ /* the stride of a single row is ignored */
 		const struct gaia_segment s[] = { { .length = 4, .stride = 1 },
 			{ .length = 4, .stride = UINT64_MAX, .count = 1 } };
 		LAYOUT(0, 260, 0, 256);
@@ -239,7 +238,7 @@ static void layout(const char *folder)
 	free(many);
 }
 
-/* What is refused before a daemon is asked; without one. */
+/* Failures that need no daemon, without one. */
 static void bad(const char *folder)
 {
 	int a = open_in(folder, "a", O_RDWR), write_only = open_in(folder, "a", O_WRONLY),
@@ -301,7 +300,7 @@ static void bad(const char *folder)
 	MMAP_FAILS(gaia_map_view(&v, sizeof v), EINVAL);
 	CHECK(strstr(gaia_error(), "the alignment 8192") != NULL);
 
-	/* Descriptors that run out leave none behind. */
+	/* Running out of descriptors leaves none open. */
 	struct rlimit limit = { 32, 32 };
 	CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
 	for (size_t i = 0; i < 64; i++)
@@ -313,7 +312,7 @@ static void bad(const char *folder)
 	free(many);
 }
 
-/* A daemon of recorded frames gives 0x1234 bytes. */
+/* A daemon of recorded frames gives a view of 0x1234 bytes. */
 static void recorded(const char *folder)
 {
 	struct gaia_segment s = { .offset = 0x5678, .length = 0x1234, .stride = 77 };
@@ -331,11 +330,11 @@ static void recorded(const char *folder)
 	CHECK(p != MAP_FAILED && (uintptr_t)p % DEFAULT_ALIGN == 0 && p[0x1233] == 0);
 	CHECK(gaia_info(p, &info, sizeof info) == 0 && info.length == 0x1234 && info.prot == PROT_READ);
 	CHECK(gaia_munmap(p, 0x1234) == 0);
-	s.length++; /* not the size that comes */
+	s.length++; /* differs from the size in the reply */
 	MMAP_FAILS(gaia_map_view(&v, sizeof v), EPROTO);
 }
 
-/* Prints why a view is refused. */
+/* Prints why a view fails. */
 static void refused(const char *folder)
 {
 	int a = open_in(folder, "a", O_RDONLY);
@@ -371,7 +370,7 @@ static void bytes(const char *folder)
 	const size_t n = sizeof s / sizeof s[0];
 	uint32_t files[sizeof s / sizeof s[0]];
 
-	uint8_t last[2]; /* what fill compares with is what the test wrote */
+	uint8_t last[2]; /* checks that fill's bytes are those that the test wrote */
 	CHECK(pread(fds[0], last, 2, SIZE_A - 1) == 1 && last[0] == byte_a(SIZE_A - 1));
 	CHECK(pread(fds[1], last, 2, SIZE_B - 1) == 1 && last[0] == byte_b(SIZE_B - 1));
 	int before = descriptors();
@@ -403,10 +402,10 @@ static void bytes(const char *folder)
 		map_and_unmap(&(struct asked){ .fds = fds, .fd_count = 3, .files = of, .segments = r, .n = many,
 					       .align = (size_t)1 << below(14), .dev = (int)below(2) });
 	}
-	CHECK(descriptors() < before + 10); /* those of connections come and stay, and on GPUs a few of libcuda's may */
+	CHECK(descriptors() < before + 10); /* connections keep theirs, and libcuda may keep a few */
 }
 
-/* What others write is seen after an acquire. Nothing can be stored. */
+/* After an acquire, a view shows what others wrote. Nothing can be stored into it. */
 static void coherent(const char *folder)
 {
 	const int fds[] = { open_in(folder, "a", O_RDWR), open_in(folder, "b", O_RDWR) };
@@ -428,7 +427,7 @@ static void coherent(const char *folder)
 	same(p, want, size);
 	free(want);
 
-	/* Stores of this and of another device, one without an acquire of the rest. */
+	/* Stores of this and of another device; one range is released without an acquire of the rest. */
 	for (int dev = 0; dev < 2; dev++) {
 		struct gaia_map_args args = { .length = 4 * PAGE, .fd = fds[0], .prot = PROT_READ | PROT_WRITE, .device = dev,
 					      .kind = kind };
@@ -445,7 +444,7 @@ static void coherent(const char *folder)
 		CHECK(gaia_munmap(q, 4 * PAGE) == 0);
 	}
 
-	/* A store of a program that mapped the file is in the kernel only. */
+	/* A store of a program that mapped the file is only in the kernel. */
 	uint8_t *mapped = mmap(NULL, 4 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
 	CHECK(mapped != MAP_FAILED);
 	memcpy(mapped + 3000, "stored", 6);
@@ -453,11 +452,11 @@ static void coherent(const char *folder)
 	CHECK(memcmp(p + 2000, "stored", 6) == 0 && memcmp(p + at[3] + 2000, "stored", 6) == 0);
 	memcpy(mapped + 3000, "STORED", 6);
 	size_t again_size;
-	uint8_t *again = map(&asked, &again_size); /* and so is a map */
+	uint8_t *again = map(&asked, &again_size); /* a new map flushes it, too */
 	CHECK(memcmp(again + 2000, "STORED", 6) == 0);
 	CHECK(gaia_munmap(again, again_size) == 0);
 	CHECK(munmap(mapped, 4 * PAGE) == 0);
-	mapped = mmap(NULL, 3 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fds[1], 0); /* at both ends of what it has of b */
+	mapped = mmap(NULL, 3 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fds[1], 0); /* at both ends of the view's part of b */
 	CHECK(mapped != MAP_FAILED);
 	mapped[3] = 'X', mapped[9002] = 'Y';
 	CHECK(gaia_macquire(p, size, 0) == 0);
@@ -477,7 +476,7 @@ static void coherent(const char *folder)
 	same(p, want, size);
 	free(want);
 
-	/* A view is read. */
+	/* A view is read-only. */
 	CHECK(gaia_mrelease(p, size, 0) == 0);
 	CHECK(gaia_mrelease_async(p, 1, 0, NULL) == 0);
 	CHECK(gaia_msync(p, size, MS_SYNC) == 0 && gaia_msync(p, size, MS_ASYNC) == 0 &&
@@ -495,13 +494,13 @@ static void coherent(const char *folder)
 	FAILS(gaia_macquire(p, size, 1), ENODEV);
 	FAILS(gaia_macquire(p, 64 * PAGE, 0), EINVAL);
 	FAILS(gaia_munmap(p, PAGE), EINVAL);
-	close(fds[0]); /* the view has its own */
+	close(fds[0]); /* the view has its own descriptors */
 	close(fds[1]);
 	CHECK(gaia_macquire(p, size, 0) == 0);
 	CHECK(gaia_munmap(p, size) == 0);
 }
 
-/* address_space returns how many bytes of addresses the process has in use. */
+/* address_space returns how many bytes of address space the process uses. */
 static size_t address_space(void)
 {
 	FILE *f = fopen("/proc/self/statm", "r");
@@ -529,7 +528,7 @@ static void addresses(const char *folder)
 	v.address = place + align;
 	MMAP_FAILS(gaia_map_view(&v, sizeof v), EEXIST);
 	v.flags = 0;
-	v.address = place + PAGE; /* a hint that cannot be taken as it is */
+	v.address = place + PAGE; /* a hint that cannot be used as it is */
 	v.align = 1 << 20;
 	size_t before = address_space();
 	for (int i = 0; i < 1000; i++) {
@@ -537,12 +536,12 @@ static void addresses(const char *folder)
 		CHECK(q != MAP_FAILED && (uintptr_t)q % v.align == 0 && q[1] == byte_a(78));
 		CHECK(gaia_munmap(q, 3 * PAGE) == 0);
 	}
-	/* What was taken for the alignment, 1 MiB each, was given back. Threads of the library take some, too. */
+	/* The 1 MiB that each alignment took was given back. Threads of the library take some address space, too. */
 	CHECK(address_space() < before + (400 << 20));
 	CHECK(gaia_munmap(p, 3 * PAGE) == 0);
 }
 
-/* As many segments as a view may have, of 8 bytes each, from the last to the first; and as many rows. */
+/* As many segments as a view may have, of 8 bytes each, from the last to the first; and as many rows as it may have. */
 static void many(const char *folder)
 {
 	enum { N = 1 << 19 };
@@ -571,7 +570,7 @@ static void many(const char *folder)
 	CHECK(gaia_munmap(p, 1 << 24) == 0);
 }
 
-/* Makes as many views at once as are asked for, all of the same bytes, and waits. */
+/* Makes as many concurrent views of the same bytes as asked for, and waits. */
 static void stay(const char *folder, int views)
 {
 	int a = open_in(folder, "a", O_RDONLY);
@@ -619,7 +618,7 @@ static void threads(const char *folder)
 		CHECK(pthread_join(all[i], NULL) == 0);
 }
 
-/* A child has the memory, and none of the calls. */
+/* A child has the memory but cannot use the calls. */
 static void forks(const char *folder)
 {
 	int a = open_in(folder, "a", O_RDONLY);
@@ -670,7 +669,7 @@ static void interrupted(const char *folder)
 	free(s);
 }
 
-/* The daemon goes at the first word and is back at the second. */
+/* The daemon stops at the first word and is back at the second. */
 static void restart(const char *folder)
 {
 	int a = open_in(folder, "a", O_RDONLY);
@@ -692,7 +691,7 @@ static void restart(const char *folder)
 	FAILS(gaia_munmap(q, 5000), ENOTCONN);
 }
 
-/* The file changes beside the mount before each word is answered. */
+/* The file changes directly in SOURCE before each word is answered. */
 static void source(const char *folder)
 {
 	int a = open_in(folder, "a", O_RDONLY);
@@ -721,10 +720,10 @@ static void lost(const char *folder)
 
 	CHECK(p != MAP_FAILED && q != MAP_FAILED);
 	say_and_wait("mapped");
-	CHECK(pwrite(a, "new", 3, 0) == 3); /* there is something to copy */
+	CHECK(pwrite(a, "new", 3, 0) == 3); /* so that there is something to copy */
 	FAILS(gaia_macquire(p, 5000, 0), ENODEV);
 	MMAP_FAILS(gaia_mview(a, &s, 1, 512, 0), ENODEV);
-	CHECK(gaia_munmap(p, 5000) == 0); /* nothing was to be released */
+	CHECK(gaia_munmap(p, 5000) == 0); /* there is nothing to release */
 	CHECK(gaia_macquire(q, 5000, 1) == 0 && q[4999] == byte_a(4999) && gaia_munmap(q, 5000) == 0);
 }
 
@@ -738,7 +737,7 @@ static void two_mounts(const char *folder, const char *other)
 	MMAP_FAILS(gaia_map_view(&v, sizeof v), EXDEV);
 }
 
-/* The budget of the device has 64 MiB. */
+/* The device's budget is 64 MiB. */
 static void too_large(const char *folder)
 {
 	int a = open_in(folder, "a", O_RDONLY);

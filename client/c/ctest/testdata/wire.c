@@ -1,5 +1,4 @@
-/* Encodes and decodes the frames that every implementation of the protocol is tested against: those of the two files.
- * */
+/* Encodes and decodes the frames in two files, with which every implementation of the protocol is tested. */
 #include "check.h"
 
 static size_t frame_named(const char *path, const char *name, uint8_t *out)
@@ -114,7 +113,7 @@ static void wire(const char *path)
 	CHECK(!g.status && memcmp(g.token, token, sizeof token) == 0 && strcmp(g.socket, "/run/gaiafs/x.sock") == 0);
 	CHECK(gaiafs_get_grant(grant, frame_named(path, "ioctl-grant-status", grant), &g) && g.status);
 	memset(grant + 24, 'x', 104);
-	CHECK(!gaiafs_get_grant(grant, 128, &g)); /* a path without an end */
+	CHECK(!gaiafs_get_grant(grant, 128, &g)); /* the path is not terminated */
 	CHECK(!gaiafs_get_grant(grant, 127, &g));
 
 	CHECK(gaiafs_release_at_least("6.16.0", 6, 16) && gaiafs_release_at_least("6.18.3-x", 6, 16));
@@ -123,7 +122,7 @@ static void wire(const char *path)
 	CHECK(!gaiafs_release_at_least("6", 6, 16) && !gaiafs_release_at_least("", 6, 16));
 }
 
-/* What version 2 adds. */
+/* Additions of version 2. */
 static void wire2(const char *path)
 {
 	uint8_t b[GAIAFS_MAX_BODY], token[GAIAFS_TOKEN], key[GAIAFS_KEY];
@@ -153,7 +152,7 @@ static void wire2(const char *path)
 	same(path, "features-tenant", GAIAFS_FEATURES, 2, b, gaiafs_put_features(b, 63, "training"));
 	same(path, "features-group", GAIAFS_FEATURES, 2, b, gaiafs_put_features(b, 27, ""));
 
-	/* Groups: a list of ranges, behind what an ACQUIREALL asks for. */
+	/* Groups: a list of ranges, in an ACQUIREALL after its own fields. */
 	uint8_t list[256], *last = list;
 	uint64_t number = 0;
 	last += gaiafs_put_ranges(last, 2);
@@ -213,7 +212,7 @@ static void wire2(const char *path)
 	CHECK(move.extent.off == 0x400000 && move.extent.size == 0x200000 && move.extent.kind == GAIAFS_KIND_CUDA);
 	CHECK(move.extent.tier == GAIAFS_TIER_HOST && !gaiafs_get_move(body, n - 1, &move));
 
-	/* Whatever a daemon may send: nothing is read that is not there, which the address sanitizer sees. */
+	/* For any frame of a daemon, the decoders stay inside it. The address sanitizer would report an overrun. */
 	unsigned seed = 1;
 	for (int round = 0; round < 200000; round++) {
 		size_t len = (seed = seed * 1103515245 + 12345) >> 16 & 255;

@@ -1,4 +1,4 @@
-// Goes through what gaiafs.hpp has, on a mount with an emulated device. The argument is a new file there.
+// Tests everything in gaiafs.hpp, on a mount with an emulated device. The argument is the path of a new file there.
 #include <gaiafs.hpp>
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 		}                                                                                                            \
 	} while (0)
 
-// THROWS: a std::system_error with that errno, whose text contains the words.
+// THROWS checks for a std::system_error with that errno, whose message contains the words.
 #define THROWS(call, want, words)                                                                                            \
 	do {                                                                                                                 \
 		bool thrown = false;                                                                                         \
@@ -55,7 +55,7 @@ static void set_home(int fd, std::size_t i, std::uint32_t v)
 	CHECK(pwrite(fd, &v, sizeof v, static_cast<off_t>(i * sizeof v)) == sizeof v);
 }
 
-// brackets uses a file that is larger than the device, 16 MiB, and a small one whose memory moves, too.
+// brackets uses a file that is larger than the device, 16 MiB, and a small one that is movable, too.
 static void brackets(const std::string &path)
 {
 	const std::size_t part = (std::size_t(2) << 20) / sizeof(std::uint32_t), parts = 20;
@@ -85,7 +85,7 @@ static void brackets(const std::string &path)
 		}
 		large.data()[i * part + 1] += 5;
 		gaiafs::bracket other(std::move(kept));
-		large.data()[i * part + 2] = 7; // it has moved, and is open
+		large.data()[i * part + 2] = 7; // the bracket was moved and is open
 		other.close();
 		other.close();
 		CHECK(!other && !kept);
@@ -120,7 +120,7 @@ static void groups(const char *path)
 	}
 	{
 		gaiafs::group g({ gaiafs::range_of(a) });
-		a.data()[1] = a.data()[101] = 2; // and taken back
+		a.data()[1] = a.data()[101] = 2; // these stores are taken back
 	}
 	CHECK(a.data()[1] == 1 && a.data()[101] == 1);
 	CHECK(gaiafs::acquire_all({ gaiafs::range_of(a) }) == first && gaiafs::acquire_all({ a.range() }, first, 1000) == first);
@@ -142,7 +142,7 @@ int main(int argc, char **argv)
 	THROWS(mapping<int> m(fd, 0, window{0, static_cast<std::size_t>(-2)}), EOVERFLOW, "more elements");
 	THROWS(mapping<int> m(-1), EBADF, "fstat");
 
-	// The whole file, but for the two bytes that are no element.
+	// The whole file, except for two bytes at the end that make no element.
 	mapping<std::uint32_t> m(path);
 	CHECK(m && m.size() == 3 * 1024 && m.size_bytes() == 3 * 4096 && m.device() == 0);
 	m.data()[5] = 50;
@@ -165,7 +165,7 @@ int main(int argc, char **argv)
 	THROWS(m.acquire(1, m.size()), EINVAL, "past the end");
 	THROWS(m.acquire(0, 0), EINVAL, "0");
 
-	// A guard acquires, and releases at its end.
+	// A guard acquires at its beginning and releases at its end.
 	set_home(fd, 1030, 11);
 	{
 		auto g = m.hold(1024, 100);
@@ -187,7 +187,7 @@ int main(int argc, char **argv)
 	}
 	CHECK(home(fd, 10) == 100);
 
-	// A guard survives its mapping's moves and its own.
+	// A guard survives moves of its mapping and of itself.
 	{
 		mapping<std::uint32_t> here(path);
 		auto g = here.hold(20, 4);
@@ -196,14 +196,14 @@ int main(int argc, char **argv)
 		auto h = std::move(g);
 		CHECK(g.data() == nullptr && g.size() == 0 && h.data() == there.data() + 20 && h.size() == 4);
 		g.close();
-		h = there.hold(24, 1); // the end of what it had
+		h = there.hold(24, 1); // ends the guard that it had
 		CHECK(home(fd, 20) == 200);
 		h.data()[0] = 240;
 		h.close();
 		h.close();
 		CHECK(home(fd, 24) == 240);
 	}
-	// The end of a scope says nothing of a failure, and close does.
+	// The end of a scope reports no failure, but close does.
 	{
 		mapping<std::uint32_t> gone(path);
 		auto g = gone.hold(0, 1), quiet = gone.hold(1, 1);
@@ -211,7 +211,7 @@ int main(int argc, char **argv)
 		THROWS(g.close(), ENOMEM, "not in a mapping");
 		g.close();
 	}
-	// In the order of a stream. An emulated device has the default one only.
+	// In stream order. An emulated device has only the default stream.
 	{
 		auto g = m.hold(nullptr, 30, 2);
 		g.data()[0] = 300;
@@ -234,7 +234,7 @@ int main(int argc, char **argv)
 		THROWS(mapping<std::uint32_t> none(path, 0, window{-4096}), EINVAL, "negative");
 	}
 
-	// Moving, and what is left.
+	// Moving a mapping, and the moved-from one.
 	mapping<std::uint32_t> n(std::move(m));
 	CHECK(n && !m && m.size() == 0);
 	n.data()[11] = 110;
@@ -245,7 +245,7 @@ int main(int argc, char **argv)
 		m = std::move(window_of_one);
 	}
 	CHECK(m && m.data()[0] == home(fd, 1024));
-	m = std::move(n); // what it had ends
+	m = std::move(n); // ends the mapping that it had
 	CHECK(!n && m.data()[11] == 110);
 	mapping<std::uint32_t> &same = m;
 	m = std::move(same);
@@ -300,7 +300,7 @@ int main(int argc, char **argv)
 		CHECK(v.size() == 4100 && reinterpret_cast<std::uintptr_t>(v.data()) % 4096 == 0);
 		v.acquire();
 		CHECK(*v.at<std::uint32_t>(1) == 1212);
-		w = std::move(v); // what it had ends
+		w = std::move(v); // ends the view that it had
 		w.close();
 		CHECK(!w && w.at<char>(0) == nullptr);
 		THROWS(w.acquire(), EINVAL, "nothing is mapped");
@@ -314,7 +314,7 @@ int main(int argc, char **argv)
 		set_home(fd, 12, 120);
 	}
 
-	// const is read-only: a descriptor that may only read will do.
+	// const means read-only: a descriptor that is open for reading is enough.
 	int read_only = open(path, O_RDONLY | O_CLOEXEC);
 	THROWS(mapping<std::uint32_t> w(read_only), EACCES, "writing");
 	mapping<const std::uint32_t> r(read_only);
