@@ -456,7 +456,7 @@ static void coherent(const char *folder)
 	CHECK(memcmp(again + 2000, "STORED", 6) == 0);
 	CHECK(gaia_munmap(again, again_size) == 0);
 	CHECK(munmap(mapped, 4 * PAGE) == 0);
-	mapped = mmap(NULL, 3 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fds[1], 0); /* at both ends of the view's part of b */
+	mapped = mmap(NULL, 3 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fds[1], 0); /* ends of its part of b */
 	CHECK(mapped != MAP_FAILED);
 	mapped[3] = 'X', mapped[9002] = 'Y';
 	CHECK(gaia_macquire(p, size, 0) == 0);
