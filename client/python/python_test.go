@@ -1,5 +1,5 @@
-// Package python has the Python package's tests run where go test runs the others: on mounts, of emulated devices and
-// of ones that are disguised as GPUs.
+// Package python runs the tests of the Python package with go test, on mounts of emulated devices and of devices
+// disguised as GPUs.
 package python
 
 import (
@@ -40,7 +40,7 @@ var library struct {
 	err   error
 }
 
-// libgaiafs returns the C library as its source is now.
+// libgaiafs returns the path of the C library, built from the current source.
 func libgaiafs(t *testing.T) string {
 	t.Helper()
 	library.build.Do(func() {
@@ -103,7 +103,7 @@ func TestPackage(t *testing.T) {
 	}
 }
 
-// The loaders of vLLM and SGLang, on fakes of them.
+// TestIntegrations runs the loaders of vLLM and SGLang with fakes of the engines.
 func TestIntegrations(t *testing.T) {
 	python := interpreter(t)
 	m := testmount.Start(t, testmount.Options{Devices: 1, Memory: 64 << 20, Poison: true})
@@ -112,7 +112,7 @@ func TestIntegrations(t *testing.T) {
 		"integrations/tests/test_loaders.py")
 }
 
-// Models of each version of transformers that make test-transformers has installed.
+// TestTransformers runs models with each version of transformers that make test-transformers installed.
 func TestTransformers(t *testing.T) {
 	versions, err := filepath.Glob("../../build/transformers/[0-9]*")
 	require.NoError(t, err)
@@ -135,7 +135,7 @@ func TestTransformers(t *testing.T) {
 	}
 }
 
-// Memory that moves, on a mount whose devices have four extents.
+// TestBrackets runs programs with movable memory on a mount whose devices have four extents.
 func TestBrackets(t *testing.T) {
 	python := interpreter(t)
 	const budget = 8 << 20
@@ -153,7 +153,7 @@ func TestBrackets(t *testing.T) {
 	}
 }
 
-// A tenant that a program names.
+// TestTenant runs a program with a tenant's name.
 func TestTenant(t *testing.T) {
 	python := interpreter(t)
 	const name = "training"
@@ -163,7 +163,7 @@ func TestTenant(t *testing.T) {
 	pytest(t, python, []string{"GAIAFS_TEST_TENANT=" + name, "GAIAFS_TEST_MOUNT=" + m.Dir}, "tests/test_tenant.py")
 }
 
-// The package's types are consistent, and its source is free of what ruff finds.
+// TestSource checks the package with mypy and ruff.
 func TestSource(t *testing.T) {
 	for name, tool := range map[string][]string{
 		"mypy":  {"mypy", "--cache-dir", "../../build/mypy"},
@@ -177,7 +177,7 @@ func TestSource(t *testing.T) {
 	}
 }
 
-// A wheel can be made from the folder, without the network. It has the C library, which asks for no glibc newer than
+// TestWheel makes a wheel from the folder, without the network. The wheel has the C library, needs no glibc newer than
 // 2.34, and works without the folder.
 func TestWheel(t *testing.T) {
 	python := interpreter(t)
@@ -237,7 +237,7 @@ func program(t *testing.T, page string) string {
 	return program
 }
 
-// The program of README.md does what it says. Those of the README at the top are run with its commands, in cmd/gaiafs.
+// TestReadme runs the program in README.md. cmd/gaiafs runs those of the top README with its commands.
 func TestReadme(t *testing.T) {
 	python := interpreter(t)
 	m := testmount.Start(t, testmount.Options{})
@@ -249,7 +249,7 @@ func TestReadme(t *testing.T) {
 		out, err := cmd.CombinedOutput()
 		require.NoError(t, err, "%s", out)
 	}
-	// Its tensors are PyTorch's, which is too large for the tests; NumPy's arrays do the same.
+	// The program uses PyTorch, which is too large for the tests; NumPy's arrays do the same.
 	run("import sys, safetensors.numpy as s, numpy as n; s.save_file({'w': n.ones(3)}, sys.argv[1])",
 		m.Path("model.safetensors"))
 	run(strings.NewReplacer("/mnt/data", m.Dir, "m.tensor", "m.numpy").Replace(program(t, "README.md")))
@@ -258,7 +258,7 @@ func TestReadme(t *testing.T) {
 	require.Equal(t, bytes.Repeat([]byte{0, 0, 0x80, 0x3f}, 1<<20), got) // 1.0
 }
 
-// The daemon is stopped under a program that uses its mount, which Ctrl-C ends nevertheless.
+// TestDaemonStopped stops the daemon while a program uses its mount. Ctrl-C must still end the program.
 func TestDaemonStopped(t *testing.T) {
 	testDaemon(t, "tests/test_core.py")
 }
@@ -275,7 +275,7 @@ func testDaemon(t *testing.T, file string) *testmount.Mount {
 	return m
 }
 
-// The daemon dies under a program that uses its mount.
+// TestDaemonGone kills the daemon while a program uses its mount.
 func TestDaemonGone(t *testing.T) {
 	testDaemon(t, "tests/test_daemon_gone.py").Wait(10 * time.Second)
 }

@@ -1,4 +1,4 @@
-"""Whatever leaves the package for kernels is aligned, unless the caller asked for less by name."""
+"""Everything that the package gives to kernels is aligned, unless the caller passed misaligned=True."""
 
 import gc
 import json
@@ -34,7 +34,7 @@ def encode(tensors, padding):
 
 
 def of_every_type(words):
-    """Returns tensors of every type and of awkward shapes, scalars and empty ones included."""
+    """Returns tensors of every type and of awkward shapes, including scalars and empty ones."""
     rng, found = np.random.default_rng(3), {}
     for word in words:
         bits = SAFETENSORS[word].bits

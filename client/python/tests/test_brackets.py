@@ -35,7 +35,7 @@ def content(part: int) -> bytes:
 
 @pytest.fixture
 def path(directory):
-    """A file of three times the device."""
+    """A file of three times the device's memory."""
     name = directory / "large"
     with open(name, "wb") as f:
         for i in range(PARTS):
@@ -122,14 +122,14 @@ def test_out_of_order(path):
         a, b = m.use(0, 1), m.use(PART, 1)
         a.__enter__()
         b.__enter__()
-        a.__exit__(None, None, None)  # b is open still
+        a.__exit__(None, None, None)  # b is still open
         assert m[PART] == content(1)[0]
         with pytest.raises(ValueError, match="is open"):
             b.__enter__()
         with pytest.raises(BufferError, match="brackets"):
             m.close()
         b.__exit__(None, None, None)
-        b.__exit__(None, None, None)  # which does nothing
+        b.__exit__(None, None, None)  # does nothing
         with a:
             assert m[0] == content(0)[0]
         with a, pytest.raises(RuntimeError, match="another thread"):
@@ -155,7 +155,7 @@ def test_errors(path):
             with pytest.raises(gaiafs.Error) as e:
                 m.use(BUDGET, BUDGET).__enter__()
             assert e.value.errno == errno.EDEADLK
-        with m.use(BUDGET, BUDGET):  # nothing was left behind
+        with m.use(BUDGET, BUDGET):  # works, because nothing was left behind
             pass
         with m.use(0, BUDGET):
             caught = []
@@ -184,7 +184,7 @@ def test_interrupts(path, interrupting):
                             m.read(8, offset=i % PARTS * PART)
             except KeyboardInterrupt:
                 pass
-        # A thread waits for all of the device, and has it once the interrupted ones hold nothing.
+        # A thread waits for the whole device, and gets it once the interrupted ones hold nothing.
         done = []
 
         def all_of_it() -> None:
@@ -214,7 +214,7 @@ def test_interrupts(path, interrupting):
 
 
 def test_no_python_runs_for_an_ended_bracket(path):
-    """Where it does, an interrupt may come there, and nobody hears of it: Python ignores what such code raises."""
+    """If it does, an interrupt may come there, and is lost: Python ignores what such code raises."""
     ran = []
     with gaiafs.mmap(path) as m:
         used = m.use(0, PART)

@@ -1,4 +1,4 @@
-"""The C library under the package: where it is found, and waits that end with a signal."""
+"""The C library under the package: how it is found, and waits that a signal ends."""
 
 import errno
 import gc
@@ -106,7 +106,7 @@ def daemon():
 
 
 def test_daemon_that_does_not_answer(make, daemon, interrupting):
-    """Every call ends at once when it is interrupted, as often as may be, and afterwards all goes on."""
+    """Every interrupted call ends at once, any number of times, and afterwards everything works."""
     path = make(bytes(4 * 4096))
     m = gaiafs.mmap(path, mode="r+")
     n = gaiafs.mmap(path)
@@ -126,7 +126,7 @@ def test_daemon_that_does_not_answer(make, daemon, interrupting):
     for work in waiting[3:]:
         with pytest.raises(KeyboardInterrupt), interrupting(0.02):
             work()
-    del collected  # and a finalizer waits for nobody
+    del collected  # a finalizer does not wait
     gc.collect()
     assert time.monotonic() - before < 30
     daemon.go_on()
@@ -140,7 +140,7 @@ def test_daemon_that_does_not_answer(make, daemon, interrupting):
 
 
 def test_handler_that_raises_nothing_loses_nothing(make, daemon):
-    """The call goes on where it was, and returns what the daemon said, once."""
+    """The call continues its wait, and returns the daemon's answer, once."""
     path = make(bytes(4 * 4096))
     m = gaiafs.mmap(path, mode="r+")
     m.write(b"x", 4096)
@@ -165,7 +165,7 @@ def test_handler_that_raises_nothing_loses_nothing(make, daemon):
 
 
 def test_requests_end_with_the_connection(make):
-    """The child of a fork has its own; the parent's ends with the parent alone."""
+    """A forked child has its own connection; the parent's ends with the parent alone."""
     path = make(bytes(4096))
     m = gaiafs.mmap(path)
     child = os.fork()

@@ -1,4 +1,4 @@
-"""What a program sees whose daemon was killed. The mount is this test's own, and dead afterwards."""
+"""What a program sees after its daemon was killed. The mount is this test's own, and dead afterwards."""
 
 import os
 import pathlib
@@ -21,7 +21,7 @@ def test_daemon_gone(tmp_path):
             while True:
                 m.release()
         raise KeyError("the program's own")
-    assert a.tobytes() == b"x" * 9000  # the memory stays, and is shared no more
+    assert a.tobytes() == b"x" * 9000  # the memory stays, but is no longer shared
     del a
     with pytest.raises(gaiafs.Error):
         m.close()

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.kind("emulated")
 
 
 def run(python, name, *arguments):
-    # Without -W error: PyTorch, where it is installed, may warn of what it likes.
+    # Without -W error: if PyTorch is installed, it may warn.
     return subprocess.run([python[0], EXAMPLES / name, *arguments], capture_output=True, text=True, timeout=300)
 
 
@@ -37,7 +37,7 @@ def test_example(directory, python, name, options):
 
 @pytest.mark.parametrize("device, given", [("0", 0), ("cuda:0", "cuda:0")])
 def test_what_pytorch_is_given_as_a_device(directory, python, monkeypatch, tmp_path, device, given):
-    """A torch of this test stands for one with GPUs, and has no more than the example calls first."""
+    """A fake torch stands for one with GPUs. It has only what the example calls first."""
     (tmp_path / "torch.py").write_text(
         "class cuda:\n    is_available = staticmethod(lambda: True)\n"
         "def zeros(n, device):\n    raise SystemExit(f'zeros on {device!r}')\n"

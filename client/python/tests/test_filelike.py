@@ -118,7 +118,7 @@ def test_w_plus_makes_files(directory, path):
     assert e.value.errno == errno.ENOENT
     with pytest.raises(ValueError):
         gaiafs.mmap(path, "tpu", mode="w+", length=4)
-    assert path.stat().st_size == PAGE + 100  # which is as it was
+    assert path.stat().st_size == PAGE + 100  # the file is unchanged
 
 
 def test_futures(path):
@@ -155,7 +155,7 @@ def test_futures(path):
 def test_a_future_fails_as_the_call_does(path):
     m = gaiafs.mmap(path)
     try:
-        m._window.ptr += 1 << 40  # an address that is no mapping's
+        m._window.ptr += 1 << 40  # an address in no mapping
         future = m.acquire(wait=False)
         with pytest.raises(gaiafs.Error):
             future.result(60)
@@ -168,7 +168,7 @@ def test_pickled_mappings_are_mapped_again(path, memory):
     again = pickle.loads(pickle.dumps(memory))
     with again, copy.copy(memory) as third:
         assert type(again) is type(memory) and again[:] == third[:] == CONTENT and again.device == memory.device
-    assert memory[:3] == CONTENT[:3]  # which they were not
+    assert memory[:3] == CONTENT[:3]  # they were not up to date before
 
 
 def test_a_worker_stores_into_a_pickled_mapping(directory, path, python):
@@ -184,7 +184,7 @@ def test_a_worker_stores_into_a_pickled_mapping(directory, path, python):
         with gaiafs.mmap(path, mode="w+", length=3) as m:
             m.write(b"abc")
             with pickle.loads(pickle.dumps(m)) as n:
-                assert n[:] == b"abc"  # it was not made anew
+                assert n[:] == b"abc"  # the file was not emptied again
     finally:
         os.chdir("/")
 
@@ -223,7 +223,7 @@ def test_a_forked_child_maps_again(memory):
 
 
 def test_errors_are_also_those_of_python(path):
-    """A missing file and a directory fail with the classes that open() has for them, which pickle."""
+    """A missing file and a directory raise the same classes as open(), and the errors can be pickled."""
     for name, kind in ((f"{path}.none", FileNotFoundError), (os.path.dirname(path), IsADirectoryError)):
         with pytest.raises(kind) as caught:
             gaiafs.mmap(name)

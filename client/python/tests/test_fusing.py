@@ -1,4 +1,4 @@
-"""Tensors that are made of several in the files: fused, stacked, in parts, and brought up to date."""
+"""Tensors that are made of several tensors in the files: fused, stacked, sharded, and brought up to date."""
 
 import numpy as np
 import pytest
@@ -55,7 +55,7 @@ def fused(tensors, experts=range(EXPERTS)):
 
 @pytest.fixture(params=[1, 4])
 def fusible(directory, request):
-    """A model in one file, and in four, which have parts of each tensor."""
+    """A model in one file, and in four files with parts of each tensor."""
     names = sorted(FUSED)
     for i in range(request.param):
         part = {k: FUSED[k] for k in names[i :: request.param]}

@@ -118,7 +118,7 @@ sys.stdin.read()
         os.kill(writer.pid, signal.SIGKILL)
         writer.wait()
     last = gaiafs.acquire(view)
-    with pytest.raises(gaiafs.Error) as e:  # either it was gone before, or it ends the wait
+    with pytest.raises(gaiafs.Error) as e:  # the writer's end comes before the wait, or ends it
         gaiafs.acquire(view, at_least=last + 1, timeout=0.5)
     assert e.value.errno in (errno.EPIPE, errno.ETIMEDOUT)
     assert view.read(4, offset=0) == b"\1" * 4 and files[0].read_bytes() == b"\1" * SIZE

@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment: the call ends with KeyboardInterrupt and nothing else, and everything goes on."""
+"""Ctrl-C at any moment: the call ends with KeyboardInterrupt only, and everything still works."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""Mappings on a mount: what they see, what they keep, and what they refuse."""
+"""Mappings on a mount: what they show, what they keep, and what they refuse."""
 
 import ctypes
 import errno
@@ -29,7 +29,7 @@ def path(make):
 
 
 def stored(address, n):
-    """Reads memory as a program does; the test's device pointers are addresses of the host."""
+    """Reads memory as a program does. The test's device pointers are host addresses."""
     return ctypes.string_at(address, n)
 
 
@@ -242,7 +242,7 @@ def test_bad_files(path, directory, tmp_path, make):
             gaiafs.mmap(bad)
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(gaiafs.Error, match="regular"):
-        gaiafs.mmap(tmp_path / "fifo")  # and does not wait for a writer
+        gaiafs.mmap(tmp_path / "fifo")  # does not wait for a writer
 
 
 def test_errors_can_be_sent_between_processes(directory):
@@ -272,7 +272,7 @@ def test_bad_ranges(path):
             for offset, n in [(-1, 5), (0, 0), (0, PAGE + 1), (PAGE, 1), (5, -1)]:
                 with pytest.raises(ValueError, match="not within"):
                     call(offset, n)
-        m.acquire(0, PAGE)  # the whole page is the mapping's
+        m.acquire(0, PAGE)  # the mapping has the whole page
         with pytest.raises(ValueError, match="not within"):
             m.write(b"xx", 99)
     with gaiafs.mmap(path) as m, pytest.raises(TypeError, match="read-only"):
@@ -357,7 +357,7 @@ def test_array_arguments(path):
         for of in (np.dtype(">f4"), ">f4"):
             with pytest.raises(TypeError, match="other order"):
                 m.array(of)
-        for of in ("float", "int", float, "torch.float"):  # NumPy and PyTorch do not agree on their sizes
+        for of in ("float", "int", float, "torch.float"):  # NumPy and PyTorch give them different sizes
             with pytest.raises(TypeError, match="float32, float64"):
                 m.array(of)
 
@@ -385,13 +385,13 @@ def test_child_cannot_use_the_parents_mapping(path):
         del a
         m.close()
         try:
-            n = gaiafs.mmap(path)  # a connection of its own; CUDA has none in a child
+            n = gaiafs.mmap(path)  # makes its own connection; with CUDA it fails in a child
             code = code or (0 if KIND == "emulated" and n.read(256, offset=0) == CONTENT[:256] else 4)
         except gaiafs.Error as e:
             code = code or (0 if KIND == "cuda" and "spawn" in str(e) else 5)
         os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
-    assert m.read(9, offset=0) == CONTENT[:9]  # the parent's is as it was
+    assert m.read(9, offset=0) == CONTENT[:9]  # the parent's mapping still works
     del a
     m.close()
 
@@ -449,7 +449,7 @@ def test_close_that_is_interrupted(path, interrupting):
 
 
 def test_mapping_that_is_interrupted(path, mount, interrupting):
-    """Ctrl-C while a file is mapped leaves the process's other mappings as they are, and nothing behind."""
+    """Ctrl-C while a file is mapped does not affect the process's other mappings, and leaves nothing behind."""
     m = gaiafs.mmap(path, mode="r+")
     for delay in (0.0005, 0.001, 0.002, 0.005):
         with pytest.raises(KeyboardInterrupt), interrupting(delay):
@@ -460,7 +460,7 @@ def test_mapping_that_is_interrupted(path, mount, interrupting):
     assert path.read_bytes()[:5] == b"still"
 
     def mappings():
-        gc.collect()  # what goes on after an interrupt ends in another thread
+        gc.collect()  # interrupted work ends in another thread
         return next(f["mappings"] for f in gaiafs.status(mount)["files"] if f["name"] == str(path.relative_to(mount)))
 
     while mappings() > 1:
@@ -535,7 +535,7 @@ def fork(when):
     end = time.monotonic() + 10  # a thread that was joined is there for a moment longer
     while threads() > 1 and time.monotonic() < end: time.sleep(0.001)
     assert threads() == 1, when
-    child = os.fork()  # which warns of other threads, from Python 3.12 on
+    child = os.fork()  # warns of other threads from Python 3.12 on
     if not child: os._exit(0)
     os.waitpid(child, 0)
 for i in range(50):
@@ -606,7 +606,7 @@ def test_warm(path, mount):
         assert m[:] == CONTENT
 
 
-# Emulated devices: memory of the host.
+# Emulated devices: host memory.
 
 host = pytest.mark.kind("emulated")
 
@@ -671,7 +671,7 @@ def test_dlpack_and_array_interface(path):
     with pytest.raises(BufferError):
         m.close()
     del b
-    m.close()  # from_dlpack's is noticed although no Python code ran
+    m.close()  # notices the end of from_dlpack's export
 
 
 @host
@@ -722,7 +722,7 @@ def test_dlpack_refuses(path):
     del a
     with pytest.raises(BufferError):
         m.close()
-    del c, v  # nobody took them
+    del c, v  # no consumer took them
     m.close()
 
 
@@ -750,7 +750,7 @@ def test_tensor(path):
     assert t[PAGE + 3] == 0x40
 
 
-# Devices that say they are GPUs.
+# Devices that are disguised as GPUs.
 
 gpu = pytest.mark.kind("cuda")
 
@@ -793,11 +793,11 @@ else:
     with pytest.raises(gaiafs.Error, match="no CUDA device 2: .*CUDA_VISIBLE_DEVICES") as e:
         gaiafs.mmap(path, device=2)
     assert e.value.errno == errno.ENODEV
-    # A device that this process sees and the mount does not use.
+    # This process sees the device, but the mount does not use it.
     script = script.replace("sys.argv[1]", "sys.argv[1], 2").replace("libcuda.so.1", "--gpus")
     done = run(python, script, path, FAKECUDA_DEVICES="3")
     assert (done.returncode, done.stderr) == (0, "")
-    # A variable that hides every GPU has cuInit fail.
+    # If the variable hides every GPU, cuInit fails.
     script = script.replace("--gpus", "CUDA_VISIBLE_DEVICES is '-1'")
     done = run(python, script, path, FAKECUDA_FAIL="cuInit:100", CUDA_VISIBLE_DEVICES="-1")
     assert (done.returncode, done.stderr) == (0, "")
@@ -894,7 +894,7 @@ def test_release_waits_for_the_stream(path):
 
 @pytest.fixture
 def lib():
-    """The driver, with a context of device 0 current."""
+    """Returns the driver, with a context of device 0 current."""
     lib = ctypes.CDLL("libcuda.so.1")
     lib.cuInit(0)
     context = ctypes.c_void_p()
@@ -915,7 +915,7 @@ def stream(lib):
 
 @gpu
 def test_written_bytes_are_there(path, lib, stream):
-    """The driver's copy from ordinary memory returns before they are."""
+    """The driver returns from a copy out of ordinary memory before the bytes are there."""
     with gaiafs.mmap(path, mode="r+") as m:
         m.write(b"there", 0)
         assert stored(m.ptr, 5) == b"there"
@@ -947,7 +947,7 @@ def test_acquire_waits_for_the_work_that_was_begun(path, lib, stream, whole_devi
 
 @gpu
 def test_memory_that_goes_disturbs_no_capture(path, lib, stream):
-    """Whatever thread's garbage collection takes it, and what is called meanwhile."""
+    """Any thread's garbage collection may collect it, during any call."""
     header = b'{"a":{"dtype":"U8","shape":[9],"data_offsets":[0,9]}}'
     weights = path.with_name("crooked")
     weights.write_bytes(len(header).to_bytes(8, "little") + header + b"123456789")
@@ -983,15 +983,15 @@ def test_memory_that_goes_disturbs_no_capture(path, lib, stream):
 
     assert capture(drop) == 0 and not kept
     assert capture(use) == 0
-    assert capture(lambda: lib.cuCtxSynchronize()) == 901  # the driver of the tests knows what is forbidden
+    assert capture(lambda: lib.cuCtxSynchronize()) == 901  # the tests' driver enforces what is forbidden
     mode = ctypes.c_int(0)
     lib.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
-    assert mode.value == 0  # as it was
+    assert mode.value == 0  # unchanged
 
 
 @gpu
 def test_memory_goes_after_the_work_that_uses_it(path, lib, stream):
-    """Storing into memory that is gone would end the test's process."""
+    """A store into unmapped memory would end the test's process."""
     for how in ("close", "collected"):
         m = gaiafs.mmap(path, mode="r+")
         ptr, go, done = m.ptr, threading.Event(), []
@@ -1013,7 +1013,7 @@ def test_memory_goes_after_the_work_that_uses_it(path, lib, stream):
 
 
 def test_unmapped_at_the_end(path, python):
-    """No mapping, reservation, descriptor is left behind, whichever way a mapping ended."""
+    """No mapping, reservation or descriptor is left behind, however a mapping ended."""
     script = """
 import gc, os, pathlib, sys, time, gaiafs
 def descriptors():
@@ -1044,7 +1044,7 @@ def test_stores_past_the_end(directory):
         with pytest.warns(gaiafs.PastEndWarning, match="pages: 1"):
             m.release()
         m.write(b"kept", offset=0)
-        m.release()  # which does not warn again
+        m.release()  # does not warn again
         m.write(b"lost", offset=4096)
         with pytest.warns(gaiafs.PastEndWarning):
             m.close()

@@ -1,4 +1,4 @@
-"""The notebooks do what they say: their cells are run, one after the other, without Jupyter."""
+"""The notebooks work: their cells run one after the other, without Jupyter."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""safe_open: what safetensors' own returns, and its errors."""
+"""safe_open returns the same as the safetensors package's, with the same errors."""
 
 import gc
 import itertools
@@ -38,7 +38,7 @@ def path(directory):
 
 
 def outcome(f, index):
-    """Returns what an index gives: an array, or the error and its words."""
+    """Returns what an index returns: an array, or the error and its message."""
     try:
         t = f[index]
     except Exception as e:

@@ -80,7 +80,7 @@ def test_a_pack_is_shared_and_refreshed(folder):
             assert q.acquire() == 0
 
 
-# More than keep descriptors, and more than most processes may have open.
+# More files than a view keeps descriptors of, and more than most processes may have open.
 def test_a_pack_of_many_files(directory, source, mount):
     there = source / directory.relative_to(mount)
     for i in range(1030):

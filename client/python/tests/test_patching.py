@@ -1,4 +1,4 @@
-"""Programs that know nothing of gaiafs, and share weights all the same."""
+"""Programs that do not know gaiafs, and share weights."""
 
 import subprocess
 import sys

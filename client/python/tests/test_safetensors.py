@@ -225,7 +225,7 @@ def test_frameworks(directory, weights):
 
 @pytest.mark.parametrize("framework", [None, "torch", "numpy"])
 def test_library_that_is_not_installed(directory, python, framework):
-    """It is missed before anything is loaded, and the error says what to do."""
+    """It fails before anything is loaded, and the error says what to do."""
     script = """
 import sys
 sys.modules["torch"] = sys.modules["numpy"] = None
@@ -371,7 +371,7 @@ def test_fuzz():
             continue
         accepted += 1
         assert sum(t.end - t.begin for t in h.tensors.values()) == len(content) - 8 - n
-        safetensors.deserialize(bytes(content))  # what is accepted here is accepted there
+        safetensors.deserialize(bytes(content))  # safetensors accepts everything that is accepted here
     assert accepted > 10 and refused > 100, (accepted, refused)
 
 

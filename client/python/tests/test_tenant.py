@@ -1,4 +1,4 @@
-"""Tenants that GAIAFS_TENANT names, on a mount that knows one for this user, which python_test.go makes."""
+"""Tenants that GAIAFS_TENANT names, on a mount of python_test.go's that has one for this user."""
 
 from __future__ import annotations
 

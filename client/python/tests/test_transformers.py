@@ -57,8 +57,8 @@ def logits(model):
 
 
 def aligned(model):
-    """Puts the weights at aligned addresses. transformers 4 has them where they are in the file, and there a product on
-    the CPU may come out another way in its last bits."""
+    """Puts the weights at aligned addresses. transformers 4 leaves them where they are in the file, and with unaligned
+    weights, products on the CPU may differ in the last bits."""
     for p in model.parameters():
         p.data = p.data.clone()
     return model
@@ -139,7 +139,7 @@ def test_an_expert_is_missing(directory):
 
 
 def without(name):
-    """Has gaiafs see a table as in another version of transformers, whose module lacks a name."""
+    """Makes gaiafs see a table as in another version of transformers: its module lacks a name."""
 
     def change(patch):
         from gaiafs import merging
@@ -173,7 +173,7 @@ def other_names(patch):
     other_names, other_order,
 ])  # fmt: skip
 def test_transformers_of_another_version(directory, monkeypatch, change):
-    """Experts are copies then, which is said, and the model is what transformers makes of the files."""
+    """Experts are then copies, with a warning, and the model is what transformers makes of the files."""
     from gaiafs.transformers import from_pretrained, weights_of
 
     path, cls = saved("Mixtral", directory, torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Views: chosen bytes of files, where they were asked for, as they are now."""
+"""Views: chosen bytes of files, in their layout, and up to date."""
 
 import ctypes
 import errno
@@ -258,7 +258,7 @@ def test_files_that_change_under_a_view(path):
         assert v.array(0).tobytes() == b"\7" * 200 and v.array(1).tobytes() == b"\7" * 100
         other = path.with_name("other")
         other.write_bytes(bytes(2 << 20))
-        os.rename(other, path)  # the view is of the file that had the name
+        os.rename(other, path)  # the view stays with the old file
         v.acquire()
         assert v.array(0).tobytes() == b"\7" * 200
         gc.collect()
@@ -276,7 +276,7 @@ def test_no_descriptor_is_left(path, monkeypatch):
 
 
 def test_descriptors_that_an_interrupt_took():
-    """Whoever is interrupted while the view is made closes the files, too: no number is closed twice."""
+    """A caller that is interrupted while the view is made closes the files, too. No descriptor is closed twice."""
     fds = [os.open("/dev/null", os.O_RDONLY) for _ in range(5)]
     want, into = fds[:], []
     views.take(fds, into)

@@ -52,7 +52,7 @@ def shards(directory):
 
 
 def settled(directory, fds):
-    """Waits for what goes on in threads after an interrupt."""
+    """Waits for work that goes on in threads after an interrupt."""
     until = time.monotonic() + 20
     while len(os.listdir("/proc/self/fd")) != fds or any(
         v["mappings"] for f in gaiafs.info(directory)["files"] for v in f["views"]
@@ -162,7 +162,7 @@ def test_private_tensors(path):
     assert same(shared) and path.read_bytes() == safetensors.numpy.save(TENSORS)
     made = got.private("large")
     assert list(made) == ["large"] and made["large"] is got["large"]
-    assert got.private("large") == made  # it is already
+    assert got.private("large") == made  # it is private already
     got.private()
     assert got.acquire() == 0 and not got._windows
     for pattern in ("none", "layer.9.*"):
@@ -201,7 +201,7 @@ def test_not_on_a_mount(tmp_path):
 
 @pytest.mark.parametrize("which", range(5))
 def test_one_file_that_fails(shards, monkeypatch, which):
-    """The others' views are given back, and so are all descriptors."""
+    """The other files' views are given back, and so are all descriptors."""
     real, calls, lock = _core.map_view, [], threading.Lock()
 
     def fail(*arguments):
@@ -273,7 +273,7 @@ def test_no_threads(monkeypatch):
 
 
 def split(tensors, dims, world):
-    """Returns each rank's part, by NumPy."""
+    """Returns each rank's part, computed by NumPy."""
     found = []
     for r in range(world):
         part = {}
@@ -408,7 +408,7 @@ FILES = {
 @pytest.mark.parametrize("experts", [False, True])
 @pytest.mark.parametrize("kind", FILES)
 def test_plans_of_transformers(directory, kind, experts):
-    """All ranks' parts, put together again, are the tensors; what is large is divided."""
+    """All ranks' parts together are the tensors, and large tensors are divided."""
     tensors = {n: RNG.standard_normal(s).astype("f2") for n, s in FILES[kind].items()}
     path = directory / "model.safetensors"
     path.write_bytes(safetensors.numpy.save(tensors))

@@ -1,4 +1,4 @@
-"""What a path may be. TestSource has mypy look at it; test_paths calls the same functions."""
+"""Accepted types of paths. TestSource checks this file with mypy; test_paths calls the same functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""As much of the engines, and of PyTorch's modules, as the loaders need. Arrays of NumPy stand for tensors."""
+"""Fakes of the engines and of PyTorch's modules, as far as the loaders need them. NumPy arrays stand for tensors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Layer:
 
 
 class Model:
-    """load puts the tensors of files into the layers, as a model's load_weights does, and after is what follows it."""
+    """load puts tensors into the layers, like a model's load_weights. after is the processing that follows."""
 
     def __init__(
         self, layers: dict[str, Layer], load: Callable[[dict[str, Any]], None], after: Callable[[], None] = lambda: None
@@ -80,7 +80,7 @@ class _Loader:
         self.load_config = load_config
 
     def load_model(self, *, model: Model, path: pathlib.Path) -> Model:
-        if model.layers:  # without any it stands for an engine that has another way to load
+        if model.layers:  # no layers: an engine that loads in another way
             model.load_weights(self._get_weights_iterator(Source(str(path), prefix="m.")))
             assert self.counter_before_loading_weights > 0
         model.after()

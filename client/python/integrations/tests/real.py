@@ -48,7 +48,7 @@ def strings(node: ast.AST) -> set[object]:
 
 
 def run(file: pathlib.Path, name: str) -> Any:
-    """Imports one file of an engine by itself."""
+    """Imports a single file of an engine."""
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,4 +1,4 @@
-"""The loaders on fakes of the engines, with arrays of emulated devices. real.py looks into the real packages."""
+"""The loaders with fakes of the engines, and arrays on emulated devices. real.py checks the real packages."""
 
 import gc
 import itertools
@@ -45,7 +45,7 @@ def path():
 
 @pytest.fixture(params=["vllm", "sglang"])
 def loader(request, monkeypatch):
-    """The loader of an engine, as the engine gets it."""
+    """Returns the loader of an engine, as the engine gets it."""
     monkeypatch.setattr(gaiafs_engines.mount.FromMount, "_framework", lambda self: "numpy")
     monkeypatch.setattr(gaiafs_engines.mount.FromMount, "_device", lambda self: 0)
     loaders = fakes.modules(monkeypatch)
@@ -77,7 +77,7 @@ def wait_for_segments(path, n):
 
 
 def model():
-    """A model that does with its weights what engines do."""
+    """A model that processes its weights as engines do."""
     linear = UnquantizedLinearMethod()
     embed = Parameter(np.zeros((50, 32), "f2"))
     layers = {
@@ -128,7 +128,7 @@ def test_what_is_shared_and_what_is_copied(loader, path, caplog):
         f"gaiafs: {one} bytes of parameters are shared with other processes, {rest} are copies of this process alone"
     ]
     assert caplog.records[0].name in ("vllm.gaiafs", "sglang.gaiafs")
-    # The device keeps what is shared, and not the rest of the files.
+    # The device keeps what is shared, but not the rest of the files.
     wait_for_segments(path, 6)
 
 
@@ -136,7 +136,7 @@ def test_what_is_fused_of_a_tensor_is_shared_once(loader, path):
     for file in path.glob("*.safetensors"):
         file.unlink()
     a, b, same = TENSORS["q"], TENSORS["up"], TENSORS["q"].copy()
-    same[-1] = 0  # which begins as a does
+    same[-1] = 0  # begins like a
     (path / "model.safetensors").write_bytes(safetensors.numpy.save({"a": a, "b": b, "same": same}))
     want = {"first": np.concatenate([b, a]), "again": np.concatenate([a, b]), "torn": np.concatenate([b, a[:8]])}
     layers = {f"m.{n}": Layer(UnquantizedLinearMethod(), weight=np.zeros_like(t)) for n, t in want.items()}
@@ -222,7 +222,7 @@ def test_files_that_sglang_chose_before_and_its_draft_models(loader, path):
 
 
 def test_vllm_of_another_version_starts_without_the_format(monkeypatch, caplog):
-    """It ends when a plugin raises, whatever format it is to use."""
+    """vLLM ends when a plugin raises, whatever format it uses."""
     loaders = fakes.modules(monkeypatch)
     monkeypatch.delattr(sys.modules["vllm.model_executor.model_loader"], "register_model_loader")
     plugins.register_vllm()

@@ -97,7 +97,7 @@ def make(name: str, content: bytes) -> pathlib.Path:
 
 
 def save(name: str, tensors: dict[str, torch.Tensor]) -> pathlib.Path:
-    """Writes safetensors, by the package of that name where it is installed."""
+    """Writes safetensors, with the safetensors package if it is installed."""
     path = mnt() / name
     path.unlink(missing_ok=True)
     write(path, tensors)
@@ -179,7 +179,7 @@ def test_tensors_see_stores_of_others() -> None:
         assert s.data_ptr() != t.data_ptr()
         s.fill_(3)
         torch.cuda.synchronize()
-        assert (t == 3).all()  # the same memory
+        assert (t == 3).all()  # it is the same memory
         del s, t
 
 
@@ -258,7 +258,7 @@ def test_training_in_place_is_seen_by_the_cpu() -> None:
                 optimizer.zero_grad()
                 ((parameter - want) ** 2 / 2).sum().backward()
                 optimizer.step()
-            if i % 20 == 0:  # released: a plain read sees it, with no call of ours
+            if i % 20 == 0:  # released: a plain read sees it without any call of gaiafs
                 got = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.float32)
                 assert torch.equal(got, parameter.detach().cpu())
         got = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.float32)
@@ -297,7 +297,7 @@ def test_release_waits_for_streams() -> None:
 
 
 def test_kernels_get_aligned_tensors() -> None:
-    """Kernels that take 16 bytes for granted have the same results as with copies that PyTorch allocated."""
+    """Kernels that take 16-byte alignment for granted return the same as with copies that PyTorch allocated."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     g = torch.Generator().manual_seed(9)
@@ -329,7 +329,7 @@ def test_kernels_get_aligned_tensors() -> None:
         for name, kernel in kernels.items():
             try:
                 want = kernel(clones)
-            except RuntimeError as e:  # a GPU or a PyTorch without such a kernel
+            except RuntimeError as e:  # this GPU or PyTorch has no such kernel
                 print(f"    {name}: {str(e).splitlines()[0]}")
                 torch.cuda.synchronize()
                 continue
@@ -499,7 +499,7 @@ def test_models_of_transformers() -> str | None:
 
 
 def test_models_take_no_memory_of_pytorch() -> str | None:
-    """transformers does not take memory for a second copy of the weights, as it does to make allocations faster."""
+    """transformers allocates no memory for a second copy of the weights, which it does to make allocations faster."""
     try:
         import transformers
     except ImportError:
@@ -535,7 +535,7 @@ def test_private_copies_are_freed() -> None:
 
 
 def test_written_bytes_are_released() -> None:
-    """Whatever the size, and whichever stream is released: the driver's copy returns before small ones are there."""
+    """For any size and stream: the driver returns from small copies before the bytes are there."""
     path = make("written", bytes(8 << 20))
     s = torch.cuda.Stream()
     with gaiafs.mmap(path, mode="r+") as m:
@@ -642,7 +642,7 @@ sys.stdin.readline()
     assert all(child.returncode == 0 for child in children)
     print(f"    memory that loading {SIZE >> 20} MiB took: {[(a - b) >> 20 for a, b in numbers]} MiB")
     before, after = numbers[1]
-    # What PyTorch takes to compare is less than half of the weights; a second copy would be all of them.
+    # PyTorch needs less than half of the weights' memory to compare; a second copy would need all of it.
     assert before - after < SIZE // 2, "the second process took memory of its own"
 
 
@@ -680,7 +680,7 @@ def test_memory_goes_with_the_last_tensor_while_kernels_run() -> None:
         t = gaiafs.mmap(make("kernels", bytes(64 << 20))).tensor("float32", (4096, 4096))
         for _ in range(10):
             b = a @ t
-        del t  # unmapped, but not before the kernels are done
+        del t  # unmapped once the kernels are done
         assert float(b.abs().sum()) == 0
 
 
