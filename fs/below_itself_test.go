@@ -82,3 +82,25 @@ func TestDirectoryMountedBelowItself(t *testing.T) {
 		s.requireTree(t)
 	})
 }
+
+// TestDirectoryMountedInItself: a directory of which the mount knows no entry yet is mounted on one of its own.
+func TestDirectoryMountedInItself(t *testing.T) {
+	requireRoot(t)
+	everyMode(t, func(t *testing.T, s *scene) {
+		at := filepath.Join(s.source, "at")
+		require.NoError(t, os.Mkdir(at, 0o755))
+		require.NoError(t, unix.Mount("tmpfs", at, "tmpfs", 0, "size=1M,mode=755"))
+		t.Cleanup(func() { _ = unix.Unmount(at, unix.MNT_DETACH) })
+		outer, inner := filepath.Join(at, "outer"), filepath.Join(at, "outer/inner")
+		require.NoError(t, os.MkdirAll(inner, 0o755))
+		require.NoError(t, unix.Mount(outer, inner, "", unix.MS_BIND, ""))
+		t.Cleanup(func() { _ = unix.Unmount(inner, unix.MNT_DETACH) })
+		require.Eventually(t, func() bool {
+			_, err := os.Stat(filepath.Join(s.mnt, "at/outer"))
+			return err == nil
+		}, eventually, tick)
+		_, err := os.Stat(filepath.Join(s.mnt, "at/outer/inner"))
+		assert.ErrorIs(t, err, unix.ELOOP)
+		s.requireTree(t)
+	})
+}

@@ -192,7 +192,7 @@ func (t *nodeTable) move(n *node, where locator) bool {
 	if n.kind == unix.S_IFDIR {
 		t.placing.Lock()
 		defer t.placing.Unlock()
-		parent := t.isParent(n) // a new one is not, however deep it is
+		parent := n == where.parent || t.isParent(n) // a new one is not, however deep it is
 		for above := where.parent; parent && above != nil; above = above.where.parent {
 			if above == n {
 				return false

@@ -127,7 +127,7 @@ func (fs *fileSystem) repin(n *node) {
 		if f := fs.cache.Lookup(n.key.fileID()); f != nil {
 			f.SetPinning(fs.pinning(n))
 		}
-	default:
+	case n.kind == unix.S_IFDIR:
 		fs.cache.Repin(func(id pagecache.FileID) (p pagecache.Pinning, known bool) {
 			file := fs.table.byInode(inodeKey{id.Dev, id.Ino})
 			if file == nil || fs.mayHang(file) || !file.isIn(n) {

@@ -1,7 +1,6 @@
 /*
  * Programs whose memory moves. The first argument names a scenario, the second a file of 16 blocks of 64 KiB. The
- * device
- * has room for 4 blocks, and pinned memory for 2.
+ * device has room for 4 blocks, and pinned memory for 2.
  */
 #include "check.h"
 
