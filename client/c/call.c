@@ -100,7 +100,7 @@ static void pump_locked(struct gaiafs_conn *c)
 		if (err == EAGAIN && c->running > 0)
 			return;
 		if (err == ETOOMANYREFS) {
-			(void)gaiafs_failed(&r->fail, err, "this user has too many descriptors on their way in sockets");
+			(void)gaiafs_failed(&r->fail, err, "this user has too many descriptors in flight in sockets");
 			complete_locked(c, r);
 			continue;
 		}
@@ -204,7 +204,7 @@ static int read_one(struct gaiafs_conn *c, int timeout)
 			deliver_locked(c, r, &frame);
 		pthread_mutex_unlock(&c->lock);
 		if (r == NULL) {
-			(void)gaiafs_failed(&fail, EPROTO, "the daemon answered a request that does not run");
+			(void)gaiafs_failed(&fail, EPROTO, "the daemon answered a request that is not in progress");
 			close_all(&frame);
 		}
 		pthread_mutex_unlock(&gaiafs_fd_lock);

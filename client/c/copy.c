@@ -63,7 +63,7 @@ int gaia_write(void *addr, const void *from, size_t len)
 	gaiafs_enter(&state);
 	m = len > 0 ? gaiafs_find(addr, len, &f) : NULL;
 	if (m != NULL && !m->writable)
-		(void)gaiafs_failed(&f, EACCES, "the mapping is only read");
+		(void)gaiafs_failed(&f, EACCES, "the mapping is read-only");
 	else if (m != NULL)
 		(void)copy(m, addr, from, len, false, &f);
 	if (m != NULL)

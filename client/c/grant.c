@@ -190,7 +190,7 @@ int gaiafs_grant_file(int fd, struct gaiafs_grant *g, struct gaiafs_fail *f)
 {
 	int err = gaiafs_request_grant(fd, g, f);
 
-	return err == 0 && g->status ? gaiafs_failed(f, EINVAL, "the descriptor is of a directory") : err;
+	return err == 0 && g->status ? gaiafs_failed(f, EINVAL, "the descriptor is a directory") : err;
 }
 
 bool gaiafs_release_at_least(const char *release, unsigned major, unsigned minor)
