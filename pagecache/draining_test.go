@@ -102,10 +102,11 @@ func TestReleaseWaitsForPagesThatDrainAgain(t *testing.T) {
 }
 
 // TestReadsWhileTheDiskIsFull reads a page that a CPU program wrote and a device released. Home cannot take the
-// release, so the read returns merged bytes, and the kernel must not keep them.
+// release, so the read returns merged bytes, and the kernel must not keep them. The log does not blame a program.
 func TestReadsWhileTheDiskIsFull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := newMachine(t, 1)
+		log := &logbook{}
+		m := newMachine(t, 1, logTo(log))
 		src := m.file(page.Size)
 		p := m.run(src, 0, 0, page.Size, true)
 		p.store(0, 1)
@@ -117,6 +118,7 @@ func TestReadsWhileTheDiskIsFull(t *testing.T) {
 		assert.Equal(t, []byte{1, 0, 0, 0, 0, 'c'}, got)
 		synctest.Wait()
 		assert.Equal(t, []page.Range{{Start: 0, End: 1}}, src.kernel.take(), "what the kernel was told to drop")
+		assert.NotContains(t, log.String(), "keep writing")
 		src.home.fail(nil)
 		require.NoError(t, src.attached.Sync(context.Background(), nil))
 		assert.Equal(t, got, src.home.bytes(0, 6))

@@ -108,6 +108,9 @@ func (f *File) releaseLocked(ctx context.Context, h *holding, modified []page.Ra
 // drainAllLocked makes the kernel drop the published pages. It releases mu while it waits.
 func (f *File) drainAllLocked(p *released) {
 	for tries := 0; len(p.drain.Pages) > 0 && tries <= maxRedrops; tries++ {
+		if tries == maxRedrops {
+			f.c.log.Warn("programs keep writing the pages that a release makes the kernel drop", "file", f.Name())
+		}
 		p.drain = f.drainLocked(p.drain, tries == maxRedrops)
 	}
 }
@@ -179,7 +182,6 @@ func (f *File) drainLocked(drain lrc.Drain, last bool) (next lrc.Drain) {
 	f.dropKernelPages(kernel, drain.Pages)
 	f.mu.Lock()
 	if last {
-		f.c.log.Warn("programs keep writing the pages that a release makes the kernel drop", "file", f.Name())
 		drain.GiveUp()
 	} else {
 		next = drain.Dropped()
