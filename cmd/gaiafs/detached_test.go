@@ -178,6 +178,25 @@ func TestHiddenMountIsNotDetached(t *testing.T) {
 	require.Equal(t, exitOK, s.end(t))
 }
 
+// umount names what is mounted inside the mount.
+func TestUmountNamesAMountInside(t *testing.T) {
+	s := mountForeground(t, "--gpus=none")
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to mount a small filesystem")
+	}
+	inside := filepath.Join(s.mountpoint, "inside")
+	require.NoError(t, os.Mkdir(inside, 0o700))
+	require.NoError(t, unix.Mount("tmpfs", inside, "tmpfs", 0, "size=1m"))
+	defer unix.Unmount(inside, unix.MNT_DETACH)
+	r := gaiafsCommand(t, "umount", s.mountpoint)
+	require.Equal(t, exitFailure, r.code)
+	require.Contains(t, r.err, "is in use by the mount at "+inside+": unmount it, and try again")
+	require.NoError(t, unix.Unmount(inside, 0))
+	r = gaiafsCommand(t, "umount", s.mountpoint)
+	require.Equal(t, exitOK, r.code, r.err)
+	require.Equal(t, exitOK, s.end(t), s.logged(t))
+}
+
 // umount names a bind mount, but no unrelated process and no kernel thread.
 func TestUmountNamesABindMount(t *testing.T) {
 	s := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=64M")

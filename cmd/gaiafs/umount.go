@@ -251,7 +251,7 @@ func (u *unmounting) takeAway(text []byte, pid int) error {
 	if !errors.Is(err, syscall.EBUSY) {
 		return err
 	}
-	users, held := without(mountUsers(u.mount.Mountpoint), pid)
+	users, held := without(append(mountedInside(u.mount.Mountpoint), mountUsers(u.mount.Mountpoint)...), pid)
 	if len(users) == 0 && held {
 		return errHeld
 	}
@@ -279,11 +279,11 @@ func (u *unmounting) busy(users []user) error {
 			return w.pid == os.Getppid() && w.what == "working directory"
 		})
 	}
-	if len(users) == 0 {
-		return fmt.Errorf("%s is in use by a process that cannot be seen from here: end it, and try again",
-			u.mountpoint)
+	advice := "end it"
+	if len(users) > 0 && users[0].pid == 0 {
+		advice = "unmount it"
 	}
-	return fmt.Errorf("%s is in use by %s: end it, and try again", u.mountpoint, describe(users))
+	return fmt.Errorf("%s is in use by %s: %s, and try again", u.mountpoint, describe(users), advice)
 }
 
 // withoutDaemon unmounts if the daemon does not answer, for the reason why. Nobody can ask then what the daemon still

@@ -53,6 +53,20 @@ func mountUsers(mountpoint string) []user {
 	return users
 }
 
+// mountedInside lists the mounts below the mountpoint of a mount, which keep it busy.
+func mountedInside(mountpoint string) (users []user) {
+	mounts, err := gfs.MountsSeenBy(os.Getpid())
+	if err != nil {
+		return nil
+	}
+	for _, m := range mounts {
+		if strings.HasPrefix(m.Mountpoint, mountpoint+"/") {
+			users = append(users, user{what: "the mount at " + m.Mountpoint})
+		}
+	}
+	return users
+}
+
 // usage says what the process with this directory in /proc uses of the mount. "" means nothing.
 func usage(process, mountpoint string) string {
 	inside := func(path string) bool { return path == mountpoint || strings.HasPrefix(path, mountpoint+"/") }
