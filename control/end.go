@@ -2,6 +2,7 @@ package control
 
 import (
 	"context"
+	"slices"
 	"syscall"
 )
 
@@ -60,11 +61,11 @@ func (s *session) serveEnd(id requestID, r endRequest) {
 // ESHUTDOWN. It waits for the releases, or until ctx ends. Other sessions go on.
 func (s *Server) Drain(ctx context.Context) error {
 	s.draining.Store(true)
-	for _, ses := range s.snapshot() {
-		if !ses.maps() {
-			continue
-		}
+	sessions := slices.DeleteFunc(s.snapshot(), func(ses *session) bool { return !ses.maps() })
+	for _, ses := range sessions {
 		ses.conn.Close()
+	}
+	for _, ses := range sessions {
 		select {
 		case <-ses.ended:
 		case <-ctx.Done():

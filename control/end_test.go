@@ -5,7 +5,9 @@ import (
 	"context"
 	"syscall"
 	"testing"
+	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/gaiafs/gaiafs/control"
@@ -58,6 +60,32 @@ func TestWhatEndIsRefusedFor(t *testing.T) {
 	require.Equal(t, syscall.ESHUTDOWN, c.call(endFrame(1, s.statusToken(), 0)).errno())
 	without := start(t, &controltest.Cache{})
 	require.Equal(t, syscall.ENOTSUP, without.connect().call(endFrame(1, without.statusToken(), 0)).errno())
+}
+
+// Drain ends all sessions at once: a release that hangs holds up no other one.
+func TestDrainWaitsForAllSessionsTogether(t *testing.T) {
+	began, end := make(chan struct{}, 2), make(chan struct{})
+	s := start(t, &controltest.Cache{UnmapGate: func() {
+		began <- struct{}{}
+		<-end
+	}})
+	for range 2 {
+		c := s.connect()
+		c.send(mapFrame(1, s.token(), 3, 0, 4096))
+		require.Equal(t, uint16(mapped), c.read().typ)
+	}
+	drained := make(chan error, 1)
+	go func() { drained <- s.Drain(context.Background()) }()
+	for range 2 {
+		select {
+		case <-began:
+		case <-time.After(30 * time.Second):
+			assert.Fail(t, "a session waits for another one to end")
+		}
+	}
+	require.Empty(t, drained)
+	close(end)
+	require.NoError(t, <-drained)
 }
 
 // Drain releases what clients map. Sessions that only ask for the status go on.

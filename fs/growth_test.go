@@ -142,5 +142,7 @@ func TestSurpassedPageIsSuspected(t *testing.T) {
 			return nil
 		}))
 		n.told.Store(told)
+		require.ErrorIs(t, s.fs.lengthen(n, fd, st.Size, 100, func() error { return unix.ENOSPC }), unix.ENOSPC)
+		require.Equal(t, told, n.told.Load(), "a request that failed made nothing longer")
 	}
 }

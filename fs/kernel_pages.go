@@ -102,6 +102,8 @@ type hazard struct {
 type suspect struct {
 	base  [page.Size]byte
 	users int // corrections that will drop it
+	// unread says that home did not give the page. The kernel has not got it either, so it is no suspect.
+	unread bool
 	// fresh says that the kernel asked for the page again, which is no suspect then. Set with the gate read-locked.
 	fresh atomic.Bool
 }
@@ -238,12 +240,9 @@ func (h *hazard) suspectPages(spans []page.Bytes, fd int, end int64) {
 	for _, s := range spans {
 		for i := s.Pages().Start; i < s.Pages().End; i++ {
 			x := h.suspects[i]
-			if x == nil || x.fresh.Load() {
+			if x == nil || x.unread || x.fresh.Load() {
 				again := new(suspect)
-				// A page that cannot be read was not given to the kernel either.
-				if err := readPage(fd, i, &again.base); err != nil {
-					continue
-				}
+				again.unread = readPage(fd, i, &again.base) != nil
 				if x != nil {
 					again.users = x.users
 				}
@@ -294,7 +293,7 @@ func (h *hazard) mergeSuspects(data []byte, off int64, fd int) ([]byte, error) {
 	merged, sent := data, page.Span(off, int64(len(data)))
 	for i := sent.Pages().Start; i < sent.Pages().End; i++ {
 		known := h.suspects[i]
-		if known == nil || known.fresh.Load() {
+		if known == nil || known.unread || known.fresh.Load() {
 			continue
 		}
 		if &merged[0] == &data[0] {

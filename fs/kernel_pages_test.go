@@ -171,6 +171,28 @@ func TestSuspectPagesAreMerged(t *testing.T) {
 	assert.Equal(t, stale, merged)
 }
 
+// TestSuspectPageThatCannotBeRead: the end of a write whose page home did not give leaves the suspects of others.
+func TestSuspectPageThatCannotBeRead(t *testing.T) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "home"))
+	require.NoError(t, err)
+	defer f.Close()
+	var h hazard
+	again := []page.Bytes{pageSpan(0, 1)}
+	h.suspectPages(again, -1, 0) // no home
+	merged, err := h.mergeSuspects([]byte{1}, 0, -1)
+	require.NoError(t, err)
+	require.Equal(t, []byte{1}, merged)
+	h.suspectPages(again, int(f.Fd()), 0)
+	h.trustPages(again) // the first one
+	merged, err = h.mergeSuspects([]byte{0}, 0, int(f.Fd()))
+	require.NoError(t, err)
+	require.Equal(t, []byte{0}, merged)
+	require.False(t, h.suspects[0].unread)
+	h.trustPages(again)
+	require.Empty(t, h.suspects)
+	require.False(t, h.lasts())
+}
+
 // TestSuspectPageThatTheKernelReadsAgain: the kernel filled a page too early. Before the correction drops it, it is
 // dropped for another reason, and the kernel reads it again, with the written bytes. Then a program stores the bytes
 // from before the write.

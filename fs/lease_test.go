@@ -32,11 +32,9 @@ func (s *scene) leasedAs(t *testing.T, name, text string, kind int) *os.File {
 	return f
 }
 
-// breaks waits until an open is about to break the lease.
-func breaks(t *testing.T, f *os.File) {
+// breaks waits until an open is about to break a lease of the given kind.
+func breaks(t *testing.T, f *os.File, was int) {
 	t.Helper()
-	was, err := unix.FcntlInt(f.Fd(), unix.F_GETLEASE, 0)
-	require.NoError(t, err)
 	require.Eventually(t, func() bool {
 		kind, err := unix.FcntlInt(f.Fd(), unix.F_GETLEASE, 0)
 		return err == nil && kind != was
@@ -61,7 +59,7 @@ func TestOpenWaitsForLease(t *testing.T) {
 				text, err := os.ReadFile(path)
 				done <- outcome{text, err}
 			}()
-			breaks(t, f)
+			breaks(t, f, unix.F_WRLCK)
 			got, err := os.ReadFile(filepath.Join(s.mnt, "other")) // other files are not affected
 			require.NoError(t, err)
 			assert.Equal(t, "other", string(got))
@@ -111,7 +109,7 @@ func TestTruncationWaitsForLease(t *testing.T) {
 				ended[i] = make(chan error, 1)
 				go func() { ended[i] <- cmd.Wait() }()
 				if i == 0 {
-					breaks(t, f)
+					breaks(t, f, unix.F_RDLCK)
 				}
 			}
 			got, err := os.ReadFile(path)

@@ -74,6 +74,9 @@ func (fs *fileSystem) lengthen(n *node, fd int, size, end int64, do func() error
 	c.gate.Lock()
 	c.hazard.suspectPages(again, fd, told)
 	err := do()
+	if err != nil {
+		n.unexpectSize(end, told)
+	}
 	c.gate.Unlock()
 	fs.correct(n, again, readers{})
 	return err

@@ -43,7 +43,7 @@ static struct gaia_group *find_all(const struct gaia_range *ranges, size_t n, st
 		(void)gaiafs_failed(f, ENOMEM, "out of memory");
 		return NULL;
 	}
-	for (; g->n < n; g->n++) {
+	for (; g->n < n && f->errnum == 0; g->n++) {
 		const struct gaia_range *r = &ranges[g->n];
 		struct gaiafs_mapping *m = gaiafs_find(r->address, r->length, f);
 

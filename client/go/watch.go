@@ -34,7 +34,7 @@ func Watch(ctx context.Context, mountpoint string, filter []byte, w io.Writer) e
 	})
 	switch {
 	case failure != nil:
-		return failure
+		return during("watch", failure)
 	case ctx.Err() != nil:
 		return nil
 	}

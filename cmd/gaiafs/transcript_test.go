@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 	"text/tabwriter"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -174,6 +175,10 @@ func TestTranscript(t *testing.T) {
 		return before && !strings.Contains(line, "busy")
 	}, "status", at)
 	section("Look at it")
+	require.Eventually(t, func() bool {
+		now, err := statusOf(at, time.Minute)
+		return err == nil && now.Mount.Clients == 1
+	}, time.Minute, 10*time.Millisecond, "this program: the commands are over")
 	r.run(t, exitOK, nil, "top", "--once", at)
 	section("Keep it there")
 	r.run(t, exitOK, nil, "pin", "--device=0", model)

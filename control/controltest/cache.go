@@ -46,6 +46,8 @@ type Cache struct {
 	Abandoned atomic.Int64
 	// DoneGate, if not nil, is called at the end of each bracket, and may block.
 	DoneGate func()
+	// UnmapGate, if not nil, is called when an Unmap begins, and may block.
+	UnmapGate func()
 	// MapError, if not nil, is the error of Map.
 	MapError error
 
@@ -389,6 +391,9 @@ func (m *Mapping) Abandon() { m.cache.Abandoned.Add(1) }
 // Unmap releases everything and ends the mapping.
 func (m *Mapping) Unmap(ctx context.Context) error {
 	defer m.ended()
+	if m.cache.UnmapGate != nil {
+		m.cache.UnmapGate()
+	}
 	if !m.req.Writable {
 		return nil
 	}

@@ -399,7 +399,7 @@ func (d *Device) house(ctx context.Context, x *Extent, by Tenant) error {
 	defer d.yield(mine)
 	d.pinned.own(id, x.size)
 	defer d.pinned.own(id, -x.size) // whoever pins x will own it
-	mem, _, err := d.allocatePinned(ctx, x.size, Tenant{Account: id})
+	mem, _, err := d.allocatePinned(ctx, x.size, Tenant{User: nobody, Account: id})
 	if err != nil {
 		return err
 	}

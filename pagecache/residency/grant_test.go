@@ -248,6 +248,26 @@ func TestPinnedMemoryOfOthers(t *testing.T) {
 	d.pinned.put(d, other, []uint32{2})
 }
 
+// TestPinnedMemoryThatRootHasTakesNobodysExtent: an extent that moves to pinned memory gets none that a program of root
+// may still have. Nobody would remember that root has it.
+func TestPinnedMemoryThatRootHasTakesNobodysExtent(t *testing.T) {
+	d, _ := newPinnedDevice(t, 2, 3)
+	d.info.ReadOnlyExports = false
+	mem, _, err := d.pinned.take(d, granule, 0)
+	require.NoError(t, err)
+	file, err := mem.Export(true)
+	require.NoError(t, err)
+	dup, err := syscall.Dup(int(file.Fd()))
+	require.NoError(t, err)
+	d.pinned.put(d, mem, []uint32{0})
+	k := newKey(t, d)
+	k.idle(t, 0, 1)
+	x := k.Extents(granules(0, 1))[0]
+	require.True(t, x.Demote(context.Background(), func(_, _ gpubackend.Memory) error { return nil }))
+	require.NotSame(t, mem, x.Memory())
+	require.NoError(t, syscall.Close(dup))
+}
+
 // TestKeptExtentsStay: kept extents are not evicted, and nobody is charged for them.
 func TestKeptExtentsStay(t *testing.T) {
 	d, _ := newPinnedDevice(t, 1, 0)

@@ -65,7 +65,7 @@ func (x *Extent) Demote(ctx context.Context, fill func(from, to gpubackend.Memor
 	if d.pinned.overdrawn(owner) {
 		return false
 	}
-	mem, _, err := d.pinned.take(d, x.size, 0)
+	mem, _, err := d.pinned.take(d, x.size, nobody)
 	if err != nil {
 		return false
 	}

@@ -2,6 +2,7 @@ package residency
 
 import (
 	"errors"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -148,6 +149,9 @@ func (p *Pinned) Used() (used, spare int64) {
 	}
 	return p.used, spare
 }
+
+// nobody is the user of memory that must be free of everyone else: no client has this ID.
+const nobody = math.MaxUint32
 
 // take returns memory for an extent of d that user will be given: a spare, or new memory. If littered is false, it is
 // zeros. ErrNoMemory of gpubackend if the limit is reached or the host refuses.

@@ -69,7 +69,7 @@ def serve(path: str, device: str, patience: float, ready: Callable[[], None]) ->
     x, y = samples(lib, 2, w)
     seen: list[float] = []
     deadline = time.monotonic() + patience
-    while time.monotonic() < deadline:
+    while not seen or time.monotonic() < deadline:
         m.acquire()
         loss = float((((x @ w) - y) ** 2).mean())
         if not seen:
