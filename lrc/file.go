@@ -106,7 +106,7 @@ func (f *File) Parts(rg page.Range, n page.Index) iter.Seq[page.Range] {
 }
 
 // CPURead records that the kernel asks for the pages of rg in order to hold them. It returns what has to come home
-// before the kernel is answered. If that does not come home, call Redrop once the kernel has its answer.
+// before the kernel is answered. If that does not come home, call CPUReadMerged.
 func (f *File) CPURead(rg page.Range) []Pending {
 	f.kernelHolds(rg)
 	return f.Pending(rg, true)

@@ -42,7 +42,7 @@ func (f *File) checkDropped(ranges []page.Range) {
 			if !s.cpu || s.firstPending() == nil {
 				return
 			}
-			if left := f.subtractDraining(run); len(left) > 0 {
+			if left := f.subtractDraining(run, true); len(left) > 0 {
 				panic(fmt.Sprintf("lrc: the kernel may hold pages %v without what was released: %v", left, s))
 			}
 		})

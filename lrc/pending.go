@@ -15,7 +15,8 @@ type Pending struct {
 
 // Pending returns, for each page of rg with uncollected releases, the release of the lowest owner. Collecting what it
 // returns, until it returns nothing, merges the versions in ascending order of owner, so that the highest wins.
-// Draining pages are left out, unless the kernel asks for the pages in order to hold them (entering).
+// Draining pages are left out, unless the kernel asks for the pages in order to hold them (entering) or got them by
+// CPUReadMerged.
 func (f *File) Pending(rg page.Range, entering bool) []Pending {
 	var out []Pending
 	pending := func(s *state) bool { return s.firstPending() != nil }
@@ -33,7 +34,7 @@ func (f *File) Pending(rg page.Range, entering bool) []Pending {
 			add(run)
 			return
 		}
-		for _, part := range f.subtractDraining(run) {
+		for _, part := range f.subtractDraining(run, false) {
 			add(part)
 		}
 	})
@@ -43,7 +44,7 @@ func (f *File) Pending(rg page.Range, entering bool) []Pending {
 // AllPending returns every uncollected release of page p, in ascending order of owner, by the same rule as Pending.
 func (f *File) AllPending(p page.Index, entering bool) (out []Pending) {
 	rg := page.Range{Start: p, End: p + 1}
-	if !entering && len(f.subtractDraining(rg)) == 0 {
+	if !entering && len(f.subtractDraining(rg, false)) == 0 {
 		return nil
 	}
 	f.pages.scan([]page.Range{rg}, nil, func(_ page.Range, s *state) {

@@ -83,9 +83,16 @@ func (d Drain) GiveUp() {
 }
 
 // Redrop returns the pages of rg that the kernel may hold without a device's released bytes, and that no release
-// drains. If the caller gave the kernel such pages, it must make the kernel drop them again.
+// drains.
 func (f *File) Redrop(rg page.Range) Drain {
-	drops, id := f.redrop(rg)
+	drops, id := f.redrop(rg, false)
+	return f.newDrain(drops, id, rg)
+}
+
+// CPUReadMerged reports that what CPURead returned for rg did not come home, and that the kernel gets pages with these
+// bytes merged in. The drain has those pages: the kernel must drop them after it got its answer.
+func (f *File) CPUReadMerged(rg page.Range) Drain {
+	drops, id := f.redrop(rg, true)
 	return f.newDrain(drops, id, rg)
 }
 
@@ -95,6 +102,7 @@ type DrainID uint64
 type drain struct {
 	id     DrainID
 	ranges []page.Range
+	merged bool // the kernel's copies have the released bytes
 }
 
 // release publishes the pages that owner o modified, as ascending ranges that do not overlap. drops are the runs that
@@ -118,7 +126,7 @@ func (f *File) release(ranges []page.Range, o versions.Owner) (drops []page.Rang
 	})
 	f.last++
 	if len(drops) > 0 {
-		f.drain = append(f.drain, drain{f.last, drops})
+		f.drain = append(f.drain, drain{id: f.last, ranges: drops})
 	}
 	f.checkInvariants(wholeFile)
 	return drops, f.last
@@ -134,14 +142,14 @@ func (f *File) drained(id DrainID) {
 	}
 }
 
-// redrop makes a drain of the runs of rg that the kernel may hold without a device's released bytes: a program wrote
-// them whole while they drained.
-func (f *File) redrop(rg page.Range) (drops []page.Range, id DrainID) {
+// redrop makes a drain of the runs of rg that the kernel may hold although something of them is pending. Either a
+// program wrote them whole while they drained, or a read gave them to the kernel merged.
+func (f *File) redrop(rg page.Range, merged bool) (drops []page.Range, id DrainID) {
 	f.scan(rg, nil, func(run page.Range, s *state) {
 		if !s.cpu || s.firstPending() == nil {
 			return
 		}
-		for _, part := range f.subtractDraining(run) {
+		for _, part := range f.subtractDraining(run, true) {
 			drops = page.AppendRange(drops, part)
 		}
 	})
@@ -150,7 +158,7 @@ func (f *File) redrop(rg page.Range) (drops []page.Range, id DrainID) {
 	}
 	f.pages.update(drops, nil, unremembered, func(s *state) { s.cpu = false })
 	f.last++
-	f.drain = append(f.drain, drain{f.last, drops})
+	f.drain = append(f.drain, drain{f.last, drops, merged})
 	f.checkInvariants(rg)
 	return drops, f.last
 }
@@ -176,10 +184,14 @@ func (d *drain) overlapping(rg page.Range) []page.Range {
 	return d.ranges[first:n]
 }
 
-// subtractDraining returns the parts of run that are not draining.
-func (f *File) subtractDraining(run page.Range) []page.Range {
+// subtractDraining returns the parts of run that are not draining. Unless merged is set, pages that the kernel got with
+// the released bytes merged in do not count as draining.
+func (f *File) subtractDraining(run page.Range, merged bool) []page.Range {
 	parts := []page.Range{run}
 	for _, d := range f.drain {
+		if d.merged && !merged {
+			continue
+		}
 		for _, dr := range d.overlapping(run) {
 			parts = page.Subtract(parts, dr)
 		}

@@ -125,3 +125,87 @@ func TestReadsWhileTheDiskIsFull(t *testing.T) {
 		p.unmap()
 	})
 }
+
+// lastOfPage is a byte that a home which takes nothing does not take. It takes half of what is written.
+const lastOfPage = page.Size - 1
+
+// whileMergedPageIsDropped lets a device release the last byte of a page while home is full, and a program read it. It
+// calls do while the kernel drops the page that the read gave it. In the end, the byte is want.
+func whileMergedPageIsDropped(t *testing.T, want byte, do func(src *source)) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine(t, 1)
+		src := m.file(page.Size)
+		p := m.run(src, 0, 0, page.Size, true)
+		p.store(lastOfPage, 1)
+		src.home.fail(syscall.ENOSPC)
+		p.release()
+		done := false
+		src.kernel.hook = func(int64, int64) {
+			src.kernel.hook = nil
+			do(src)
+			done = true
+		}
+		require.EqualValues(t, 1, src.read(t, 0, page.Size)[lastOfPage])
+		synctest.Wait()
+		require.True(t, done)
+		src.home.fail(nil)
+		require.NoError(t, src.attached.Sync(context.Background(), nil))
+		require.Equal(t, []byte{want}, src.home.bytes(lastOfPage, 1))
+		p.unmap()
+	})
+}
+
+// TestReadsPastTheCacheWhileTheDiskIsFull: a read past the kernel's page cache sees bytes whose release has returned,
+// also while the kernel drops their page.
+func TestReadsPastTheCacheWhileTheDiskIsFull(t *testing.T) {
+	whileMergedPageIsDropped(t, 1, func(src *source) {
+		got := make([]byte, 1)
+		n, fromHome, err := src.attached.Read(context.Background(), got, lastOfPage, true, nil)
+		assert.NoError(t, err)
+		assert.False(t, fromHome)
+		assert.Equal(t, []byte{1}, got[:n])
+	})
+}
+
+// TestWritesWhenTheDiskHasRoomAgain: a write by the CPU is later than a release that returned before it, also while the
+// kernel drops their page.
+func TestWritesWhenTheDiskHasRoomAgain(t *testing.T) {
+	whileMergedPageIsDropped(t, 9, func(src *source) {
+		src.home.fail(nil)
+		assert.NoError(t, src.tryWrite(Change{Kind: ChangeWrite, Off: lastOfPage, Len: 1}, []byte{9}))
+	})
+}
+
+// TestRangesWhenTheDiskHasRoomAgain: whoever reads home by other means sees bytes whose release returned before, also
+// while the kernel drops their page.
+func TestRangesWhenTheDiskHasRoomAgain(t *testing.T) {
+	whileMergedPageIsDropped(t, 1, func(src *source) {
+		src.home.fail(nil)
+		assert.NoError(t, src.attached.ReadRange(context.Background(), page.Span(0, page.Size)))
+		assert.Equal(t, []byte{1}, src.home.bytes(lastOfPage, 1))
+	})
+}
+
+// TestReadsPastTheCacheDuringASecondRelease: the kernel caches writes, and home takes nothing. While a second release
+// of a page is under way, a read past the kernel's page cache still sees the first one.
+func TestReadsPastTheCacheDuringASecondRelease(t *testing.T) {
+	m := newMachine(t, 1, func(o *Options, _ *int64) { o.WriteBack = true })
+	src := m.file(page.Size)
+	p := m.run(src, 0, 0, page.Size, true)
+	p.store(lastOfPage, 1)
+	p.release()
+	src.home.fail(syscall.ENOSPC)
+	p.store(9, 2)
+	asked := false
+	src.kernel.hook = func(int64, int64) {
+		asked = true
+		got := make([]byte, 1)
+		n, _, err := src.attached.Read(context.Background(), got, lastOfPage, true, nil)
+		assert.NoError(t, err)
+		assert.Equal(t, []byte{1}, got[:n])
+	}
+	p.release()
+	require.True(t, asked)
+	src.kernel.hook = nil
+	src.home.fail(nil)
+}

@@ -114,6 +114,11 @@ func (f *File) readPending(
 	if direct {
 		// The kernel may have a dirty copy, so draining pages are left alone: their release has not returned yet.
 		pending = f.lrc.Pending(rg, false)
+		if f.collectErr != nil && len(f.lrc.Draining(rg)) > 0 {
+			// But they may lack the bytes of an earlier release, too, because home did not take them.
+			n, fromHome, err = f.readMergedLocked(ctx, p, off, true)
+			return 0, n, fromHome, err
+		}
 	} else {
 		pending = f.lrc.CPURead(rg)
 	}
@@ -154,7 +159,7 @@ func (f *File) readBringingLocked(
 		// Home cannot take the bytes now: its disk may be full. The program must see them all the same, but the kernel
 		// must not keep a page of which something is pending.
 		if !direct {
-			f.redropSoon(rg)
+			f.redropLocked(rg)
 		}
 		return f.readMergedLocked(ctx, p, off, !direct)
 	}
@@ -173,17 +178,20 @@ func (f *File) readBringingLocked(
 	return n, false, err
 }
 
-// redropSoon makes the kernel drop the pages of rg after the current read is answered. The read gave them to the kernel
-// although something of them is pending.
-func (f *File) redropSoon(rg page.Range) {
+// redropLocked makes the kernel drop the pages of rg after the current read is answered. The read gives them to the
+// kernel although something of them is pending.
+func (f *File) redropLocked(rg page.Range) {
+	drain := f.lrc.CPUReadMerged(rg)
+	if len(drain.Pages) == 0 {
+		return
+	}
+	f.drains[drain.ID] = make(chan struct{})
 	f.c.background.Add(1)
 	go func() {
 		defer f.c.background.Done()
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		if drain := f.lrc.Redrop(rg); len(drain.Pages) > 0 {
-			f.drainLocked(drain, true)
-		}
+		f.drainLocked(drain, true)
 	}()
 }
 

@@ -217,9 +217,23 @@ var pagecachePlants = []plant{
 	{
 		name: "the kernel keeps pending pages while the disk is full",
 		file: "pagecache/read.go",
-		old:  "\t\t\tf.redropSoon(rg)\n",
+		old:  "\t\t\tf.redropLocked(rg)\n",
 		new:  "",
 		nets: []net{{pkg: "pagecache", run: "TestReadsWhileTheDiskIsFull"}},
+	},
+	{
+		name: "pages that the kernel got merged while the disk was full count as draining",
+		file: "lrc/release.go",
+		old:  "if d.merged && !merged {",
+		new:  "if false {",
+		nets: []net{{pkg: "pagecache", run: "TestReadsPastTheCacheWhileTheDiskIsFull|TestWritesWhenTheDiskHasRoomAgain"}},
+	},
+	{
+		name: "a direct read while the disk is full ignores earlier releases of pages that drain",
+		file: "pagecache/read.go",
+		old:  "if f.collectErr != nil && len(f.lrc.Draining(rg)) > 0 {",
+		new:  "if false {",
+		nets: []net{{pkg: "pagecache", run: "TestReadsPastTheCacheDuringASecondRelease"}},
 	},
 	{
 		name: "a read while the disk is full merges against home instead of the base",
