@@ -19,7 +19,8 @@ func newTop() *cobra.Command {
 		Long: `top shows what devices hold (clean, dirty and stale pages), how much of it is in pinned memory of the host, what
 moves in and out, and where reads of CPU programs come from. Below are the busiest files, a map of the chosen file, and
 the busiest programs. In the map, a letter stands for a part of the file: c clean, d dirty, s stale, a dot if absent.
-Arrow keys choose the file; q quits. It needs a terminal of 80 columns and 24 lines; --once prints one frame anywhere. It uses no colours.`,
+Arrow keys choose the file; q quits. It needs a terminal of 80 columns and 24 lines; --once prints one frame anywhere.
+It uses no colours.`,
 		Example: `  gaiafs top /mnt/data
   gaiafs top --once /mnt/data`,
 		Args: arguments("MOUNTPOINT"),
@@ -69,7 +70,7 @@ type topModel struct {
 	mountpoint    string
 	every         time.Duration
 	before, now   topSample
-	chosen        int
+	chosen        uint64 // inode number of the chosen file; 0 until a key chooses one, which stands for the first row
 	width, height int
 	err           error
 }
@@ -101,9 +102,9 @@ func (m topModel) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 		case "q", "ctrl+c", "esc":
 			return m, tea.Quit
 		case "down", "j":
-			m.chosen = min(m.chosen+1, max(len(m.now.Files)-1, 0))
+			m.choose(+1)
 		case "up", "k":
-			m.chosen = max(m.chosen-1, 0)
+			m.choose(-1)
 		}
 	case sampled:
 		if msg.err != nil {
@@ -111,10 +112,17 @@ func (m topModel) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 			return m, tea.Quit
 		}
 		m.before, m.now = m.now, msg.topSample
-		m.chosen = min(m.chosen, max(len(m.now.Files)-1, 0))
 		return m, m.sample()
 	}
 	return m, nil
+}
+
+// choose chooses the file that is by rows below the chosen one on the screen.
+func (m *topModel) choose(by int) {
+	files := topFiles(m.before, m.now)
+	if row := fileRow(files, m.chosen) + by; row >= 0 && row < len(files) {
+		m.chosen = files[row].Inode
+	}
 }
 
 // View implements tea.Model.

@@ -17,7 +17,7 @@ import (
 )
 
 // frameWanted is the output of top --once. M stands for the mountpoint.
-const frameWanted = `gaiafs M  1 client  0 mappings
+const frameWanted = `gaiafs M  0 clients  0 mappings
        used             of    clean    dirty    stale   pinned     in/s    out/s
 gpu0   [###     ]   16 MiB  5.0 MiB      0 B      0 B      0 B        -        -
 gpu1   [        ]   16 MiB      0 B      0 B      0 B      0 B        -        -
@@ -77,19 +77,26 @@ func TestTopFrame(t *testing.T) {
 	require.Contains(t, frame, "\n> busy?[2J")
 	require.Contains(t, frame, "\n  large")
 	require.Contains(t, frame, "\ngpu0   d.\n")
-	require.Contains(t, topFrame(before, now, 1, 80, 24), "\ngpu0   cs\n")
+	require.Contains(t, topFrame(before, now, 1, 80, 24), "\ngpu0   cs\n", "the file with inode number 1")
 	for name, shown := range map[string]string{strings.Repeat("語", 30): strings.Repeat("語", 19) + "… ",
 		strings.Repeat("x", 50): strings.Repeat("x", 39) + "…", "a語": "a語" + strings.Repeat(" ", 37)} {
 		now.Files[0].Name = name
 		require.Contains(t, topFrame(before, now, 0, 80, 24), "  "+shown+"        0 B     36 KiB        0\n",
 			"widths are columns of a terminal, not letters")
 	}
+	now.Files[0] = pagecache.FileStatus{Name: "model", Inode: 1, SizeBytes: 80 << 20, Mappings: 1,
+		Views: []pagecache.ViewStatus{{Bytes: 80 << 20, Segments: 40, Files: 1, Mappings: 2}}}
+	shown := topFrame(before, now, 1, 80, 24)
+	require.Contains(t, shown, "> model"+strings.Repeat(" ", 40)+"80 MiB     80 MiB        3\n")
+	require.Contains(t, shown, "\ngpu0   a view of 80 MiB in 40 segments, 2 mappings\n")
 	now.Mount.Mountpoint = "/mnt/" + strings.Repeat("x", 200)
 	require.Regexp(t, `^gaiafs /mnt/x+…  0 clients  0 mappings\n`, topFrame(before, now, 0, 80, 24))
-	for range 100 {
+	for i := range 100 {
 		now.Files = append(now.Files, now.Files[0])
+		now.Files[i+2].Inode = uint64(i + 3)
 	}
-	for chosen := range 102 {
+	for _, f := range now.Files {
+		chosen := f.Inode
 		lines := strings.Split(strings.TrimSuffix(topFrame(before, now, chosen, 80, 24), "\n"), "\n")
 		require.LessOrEqual(t, len(lines), 24)
 		require.Equal(t, 1, strings.Count(strings.Join(lines, "\n"), "\n> "), chosen)
@@ -102,14 +109,41 @@ func TestTopFrame(t *testing.T) {
 // Keys choose a file and end the view. A terminal that is too small gets a message.
 func TestTopModel(t *testing.T) {
 	var m tea.Model = topModel{width: 80, height: 24}
-	two := topSample{}
-	two.Files = make([]pagecache.FileStatus, 2)
-	m, _ = m.Update(sampled{topSample: two})
-	m, _ = m.Update(tea.KeyMsg{Type: tea.KeyDown})
-	m, _ = m.Update(tea.KeyMsg{Type: tea.KeyDown})
-	require.Equal(t, 1, m.(topModel).chosen)
-	m, _ = m.Update(sampled{})
-	require.Zero(t, m.(topModel).chosen, "there are no files any more")
+	files := func(busy, idle string) (s topSample) { // busy is first on the screen
+		for name, inode := range map[string]uint64{"a": 1, "b": 2, "c": 3} {
+			f := pagecache.FileStatus{Name: name, Inode: inode}
+			if name == busy {
+				f.Holders = []pagecache.HoldingStatus{{Resident: 2}}
+			} else if name != idle {
+				f.Holders = []pagecache.HoldingStatus{{Resident: 1}}
+			}
+			s.Files = append(s.Files, f)
+		}
+		return s
+	}
+	see := func(s topSample) { m, _ = m.Update(sampled{topSample: s}) }
+	press := func(key tea.KeyType) { m, _ = m.Update(tea.KeyMsg{Type: key}) }
+	see(files("a", "c"))
+	require.Contains(t, m.View(), "\n> a")
+	see(files("b", "c"))
+	require.Contains(t, m.View(), "\n> b", "the busiest file, until a key chooses one")
+	press(tea.KeyDown)
+	require.Contains(t, m.View(), "\n> a")
+	for _, s := range []topSample{files("a", "c"), files("b", "a"), files("c", "b")} {
+		see(s)
+		require.Contains(t, m.View(), "\n> a", "the chosen file, wherever it is on the screen")
+	}
+	press(tea.KeyDown)
+	require.Contains(t, m.View(), "\n> b")
+	press(tea.KeyDown)
+	require.Contains(t, m.View(), "\n> b", "the last row")
+	press(tea.KeyUp)
+	press(tea.KeyUp)
+	press(tea.KeyUp)
+	require.Contains(t, m.View(), "\n> c", "the first row")
+	see(topSample{})
+	press(tea.KeyDown)
+	require.Contains(t, m.View(), "devices hold nothing")
 	m, _ = m.Update(tea.WindowSizeMsg{Width: 79, Height: 24})
 	require.Contains(t, m.View(), "top needs 80 columns and 24 lines; this terminal has 79 and 24")
 	_, quit := m.Update(tea.KeyMsg{Type: tea.KeyRunes, Runes: []rune{'q'}})

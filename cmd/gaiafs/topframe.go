@@ -14,33 +14,33 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// topFrame draws the changes between two samples, in at most width columns and height lines.
-func topFrame(before, now topSample, chosen, width, height int) string {
-	counts := fmt.Sprintf("  %s  %s", count(now.Mount.Clients, "client"), count(now.Mount.Mappings, "mapping"))
+// topFrame draws the changes between two samples, in at most width columns and height lines. chosen is the inode number
+// of the file whose map is shown.
+func topFrame(before, now topSample, chosen uint64, width, height int) string {
+	others := max(now.Mount.Clients-1, 0) // without this program
+	counts := fmt.Sprintf("  %s  %s", count(others, "client"), count(now.Mount.Mappings, "mapping"))
 	lines := []string{"gaiafs " + cut(now.Mount.Mountpoint, width-len("gaiafs ")-len(counts)) + counts}
 	lines = append(lines, topMemory(before, now)...)
 	lines = append(lines, topReads(before, now), "")
-	files := slices.Clone(now.Files)
-	slices.SortStableFunc(files, func(a, b pagecache.FileStatus) int {
-		return cmp.Or(cmp.Compare(moved(before, b), moved(before, a)), cmp.Compare(held(b), held(a)))
-	})
+	files := topFiles(before, now)
+	row := fileRow(files, chosen)
 	var chosenMap []string
-	if chosen < len(files) {
-		chosenMap = heatMap(files[chosen])
+	if row < len(files) {
+		chosenMap = heatMap(files[row])
 	}
 	room := height - len(lines) - len(chosenMap) - 2 // for files and programs, less a heading and a blank line
 	programs := topPrograms(before, now, min(room/3, height/5))
 	room = max(room-len(programs), 1)
 	lines = append(lines, fmt.Sprintf("  %-40s %10s %10s %8s", "file", "size", "on devices", "mappings"))
-	first := max(chosen-room+1, 0)
+	first := max(row-room+1, 0)
 	for i := first; i < min(len(files), first+room); i++ {
 		mark := " "
-		if i == chosen {
+		if i == row {
 			mark = ">"
 		}
 		f := files[i]
 		lines = append(lines, fmt.Sprintf("%s %s %10s %10s %8d", mark, cell(f.Name, 40), bytesText(f.SizeBytes),
-			bytesText(held(f)<<page.Shift), f.Mappings))
+			bytesText(held(f)), mappingsOf(f)))
 	}
 	if len(files) == 0 {
 		lines = append(lines, "  devices hold nothing")
@@ -51,6 +51,21 @@ func topFrame(before, now topSample, chosen, width, height int) string {
 		b.WriteString(strings.TrimRight(cut(l, width), " ") + "\n")
 	}
 	return b.String()
+}
+
+// topFiles returns the files, the busiest first.
+func topFiles(before, now topSample) []pagecache.FileStatus {
+	files := slices.Clone(now.Files)
+	slices.SortStableFunc(files, func(a, b pagecache.FileStatus) int {
+		return cmp.Or(cmp.Compare(moved(before, b), moved(before, a)), cmp.Compare(held(b), held(a)))
+	})
+	return files
+}
+
+// fileRow returns the row of the file with an inode number. It returns 0 if there is none: nothing was chosen, or the
+// file has left the devices.
+func fileRow(files []pagecache.FileStatus, inode uint64) int {
+	return max(slices.IndexFunc(files, func(f pagecache.FileStatus) bool { return f.Inode == inode }), 0)
 }
 
 // perSecond returns the growth per second between two samples, or "-" if there is none.
@@ -123,10 +138,14 @@ func topPrograms(before, now topSample, most int) []string {
 	return lines
 }
 
-// heatMap returns a line for each device that holds a part of a file.
+// heatMap returns a line for each device that holds a part of a file, and for each view with bytes of the file.
 func heatMap(f pagecache.FileStatus) (lines []string) {
 	for _, h := range f.Holders {
 		lines = append(lines, fmt.Sprintf("gpu%-3d %s", h.Device, h.Map))
+	}
+	for _, v := range f.Views {
+		lines = append(lines, fmt.Sprintf("gpu%-3d a view of %s in %s, %s", v.Device, bytesText(v.Bytes),
+			count(v.Segments, "segment"), count(v.Mappings, "mapping")))
 	}
 	return lines
 }
@@ -144,12 +163,24 @@ func moved(before topSample, f pagecache.FileStatus) int64 {
 	return sum(f.Counters) - sum(before.Files[i].Counters)
 }
 
-// held counts the pages of a file on devices.
-func held(f pagecache.FileStatus) (pages int64) {
+// held counts the bytes of a file on devices, and those of its views.
+func held(f pagecache.FileStatus) (bytes int64) {
 	for _, h := range f.Holders {
-		pages += h.Resident
+		bytes += h.Resident << page.Shift
 	}
-	return pages
+	for _, v := range f.Views {
+		bytes += v.Bytes
+	}
+	return bytes
+}
+
+// mappingsOf counts the mappings of a file and of its views.
+func mappingsOf(f pagecache.FileStatus) int {
+	n := f.Mappings
+	for _, v := range f.Views {
+		n += v.Mappings
+	}
+	return n
 }
 
 // held3 returns how much of all files a device holds.
