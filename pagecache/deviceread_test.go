@@ -602,7 +602,8 @@ func TestSplitRead(t *testing.T) {
 	for _, p := range []*mover.Place{m.cache.clean.Disk(), m.cache.devices[0].moves.Cost} {
 		for n := int64(4096); n <= 1<<20; n *= 2 {
 			for range 50 {
-				p.Note(n, 100*time.Microsecond+time.Duration(n))
+				now := time.Now()
+				p.Note(n, now.Add(-100*time.Microsecond-time.Duration(n)), now)
 			}
 		}
 	}
@@ -822,16 +823,28 @@ func BenchmarkSharedRead(b *testing.B) {
 			_, err = c.Map(b.Context(), src, MapRequest{Len: n})
 			require.NoError(b, err)
 			f := src.attached
+			reader := HomeReader(home)
+			if where == "device" {
+				reader = farHome{home}
+			}
 			b.RunParallel(func(pb *testing.PB) {
 				p := make([]byte, page.Size)
 				rnd := rand.New(rand.NewPCG(1, rand.Uint64()))
 				for pb.Next() {
 					at := (1<<20 + rnd.Int64N(size-1<<20)) &^ (page.Size - 1)
-					if _, _, err := f.Read(context.Background(), p, at, true, home); err != nil {
+					if _, _, err := f.Read(context.Background(), p, at, true, reader); err != nil {
 						b.Fatal(err)
 					}
 				}
 			})
 		})
 	}
+}
+
+// farHome is on a disk that is slower than any device.
+type farHome struct{ *openHome }
+
+func (h farHome) ReadAt(p []byte, off int64) (int, error) {
+	time.Sleep(time.Millisecond)
+	return h.openHome.ReadAt(p, off)
 }

@@ -543,6 +543,5 @@ func (c *Cache) collectDue(ctx context.Context) {
 
 // reads returns the measured cost of reads from a device.
 func (d *device) reads() cost.Estimate {
-	s := d.moves.Cost.Now()
-	return s.Estimate()
+	return d.moves.Cost.Estimate()
 }

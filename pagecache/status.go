@@ -116,8 +116,7 @@ type ReadCost struct {
 	Stuck bool `json:"stuck"`
 }
 
-func readCost(s cost.Source) ReadCost {
-	e := s.Estimate()
+func readCost(e cost.Estimate) ReadCost {
 	return ReadCost{
 		LatencyMicros: float64(e.Latency) / 1e3, Rate: e.Rate, Reads: e.Reads, QueuedBytes: e.Queued, Stuck: e.Stuck,
 	}
@@ -275,7 +274,7 @@ func (c *Cache) Status() Status {
 		BaseLimit:         c.memory.limit,
 		CleanBytes:        c.clean.Bytes(),
 		CleanLimit:        c.clean.Limit,
-		Disk:              readCost(c.clean.Disk().Now()),
+		Disk:              readCost(c.clean.Disk().Estimate()),
 		Goroutines:        runtime.NumGoroutine(),
 		HeapLiveBytes:     heapLive(),
 		WriteBackInterval: c.interval.Seconds(),
@@ -330,7 +329,7 @@ func (d *device) status() DeviceStatus {
 		Users:     memory.Users,
 		Pins:      memory.Pins, PinnedIdleBytes: memory.PinnedIdle,
 		Tenants: memory.Tenants,
-		Read:    readCost(d.moves.Cost.Now()),
+		Read:    readCost(d.moves.Cost.Estimate()),
 		Moved:   d.moves.Moved(),
 	}
 }

@@ -15,6 +15,10 @@ const pieceSize = 1 << 20
 // inPieces calls do for the pieces 0 to n-1, on several goroutines if there is more than one piece, and returns when
 // all calls have ended. When ctx ends, it begins no further piece, and returns the error of ctx.
 func inPieces(ctx context.Context, n int, do func(piece int)) error {
+	if n == 1 && ctx.Err() == nil {
+		do(0)
+		return ctx.Err()
+	}
 	var next atomic.Int64
 	work := func() {
 		for ctx.Err() == nil {

@@ -2,6 +2,7 @@ package cleanread
 
 import (
 	"context"
+	"time"
 
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/prefetch"
@@ -130,7 +131,7 @@ func (f *File) planAhead(ctx context.Context, rg page.Range) *deviceCopy {
 		return nil
 	}
 	best, _ := f.fastest(facts, rg, rg.Bytes())
-	f.probe(facts, rg, best)
+	f.probe(facts, rg, best, time.Now())
 	if best == nil {
 		return nil
 	}

@@ -108,7 +108,7 @@ func (f *File) planAround(ctx context.Context, k *chunk, n int64) (plan *deviceC
 	if f.homesTurn(n, took) {
 		return nil, true
 	}
-	f.probe(facts, k.pages, best)
+	f.probe(facts, k.pages, best, time.Now())
 	if plan = f.plan(facts, best, k.pages); plan == nil {
 		return nil, false
 	}

@@ -3,8 +3,8 @@ package cleanread
 import (
 	"time"
 
-	"github.com/gaiafs/gaiafs/internal/cost"
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
 // probeBytes is the most bytes that are read only to measure.
@@ -18,32 +18,33 @@ type option struct {
 
 // choose decides where n bytes at off come from; nil: from home alone. Home's part is one piece, so a device gives only
 // the beginning or the end.
-func (f *File) choose(facts *Facts, off, n int64) (plan *deviceCopy) {
+func (f *File) choose(facts *Facts, off, n int64, now time.Time) (plan *deviceCopy) {
 	if facts == nil || off+n > facts.size {
 		return nil
 	}
 	rg := page.Covering(off, n)
-	best := f.most(facts, rg)
+	var best option
 	if f.c.When == Auto {
 		best = f.cheapest(facts, off, n)
+	} else {
+		best = most(facts, rg)
 	}
-	f.probe(facts, rg, best.from)
+	f.probe(facts, rg, best.from, now)
 	if best.from == nil {
 		return nil
 	}
 	if plan = f.plan(facts, best.from, best.pages); plan != nil {
-		s := best.from.Device.Moves.Cost.Now()
-		plan.beUrgent(s.Time(best.pages.Bytes()))
+		plan.beUrgent(best.from.Device.Moves.Cost.Time(best.pages.Bytes()))
 	}
 	return plan
 }
 
 // most returns the device that has most of a read, from the beginning of it, or else up to its end.
-func (f *File) most(facts *Facts, rg page.Range) (best option) {
+func most(facts *Facts, rg page.Range) (best option) {
 	for i := range facts.haves {
 		x := &facts.haves[i]
 		first, last := x.Pages[0], x.Pages[len(x.Pages)-1]
-		if s := x.Device.Moves.Cost.Now(); s.Stuck() {
+		if x.Device.Moves.Cost.Stuck() {
 			continue
 		}
 		switch {
@@ -58,35 +59,36 @@ func (f *File) most(facts *Facts, rg page.Range) (best option) {
 
 // cheapest returns the option that is expected to be fastest, or one that is due for a trial.
 func (f *File) cheapest(facts *Facts, off, n int64) option {
-	rg, disk := page.Covering(off, n), f.c.disk.Now()
-	options, times := []option{{}}, []time.Duration{disk.Time(n)}
+	rg, disk := page.Covering(off, n), f.c.disk
+	options, times := make([]option, 1, 4), make([]time.Duration, 1, 4) // on the stack
+	times[0] = disk.Time(n)
 	for i := range facts.haves {
 		x := &facts.haves[i]
 		first, last := x.Pages[0], x.Pages[len(x.Pages)-1]
-		s, overhead := x.Device.Moves.Cost.Now(), x.Device.overhead.Now()
-		if s.Stuck() {
+		at, overhead := x.Device.Moves.Cost, x.Device.overhead
+		if at.Stuck() {
 			continue
 		}
 		switch {
 		case first.Start == rg.Start:
 			most := min(first.End.Offset(), off+n) - off
-			give, t := most, s.Time(most)+disk.Time(n-most) // without engines: the reader copies, one by one
+			give, t := most, at.Time(most)+disk.Time(n-most) // without engines: the reader copies, one by one
 			if x.Device.Engines {
-				give, t = cost.Split(&s, &disk, n, most, page.Size)
+				give, t = mover.Split(at, disk, n, most, page.Size)
 			}
 			if give > 0 && give < most {
 				give = (off+give)&^(page.Size-1) - off // whole pages
 			}
 			if give <= 0 { // the device is slower, and may be due for a trial
-				give, t = most, max(s.Time(most), disk.Time(n-most))
+				give, t = most, max(at.Time(most), disk.Time(n-most))
 			}
 			options = append(options, option{x, page.Covering(off, give)})
 			times = append(times, t+overhead.Time(give))
 		case last.End == rg.End:
 			most := off + n - last.Offset()
-			t := s.Time(most) + disk.Time(n-most)
+			t := at.Time(most) + disk.Time(n-most)
 			if x.Device.Engines {
-				t = max(s.Time(most), disk.Time(n-most))
+				t = max(at.Time(most), disk.Time(n-most))
 			}
 			options, times = append(options, option{x, last}), append(times, t+overhead.Time(most))
 		}
@@ -96,8 +98,7 @@ func (f *File) cheapest(facts *Facts, off, n int64) option {
 
 // homesTurn reports whether home should be tried instead of a device that is expected to take so long for n bytes.
 func (f *File) homesTurn(n int64, took time.Duration) bool {
-	disk := f.c.disk.Now()
-	return f.c.When == Auto && f.c.around.Pick(n, []time.Duration{disk.Time(n), took}) == 0
+	return f.c.When == Auto && f.c.around.Pick(n, []time.Duration{f.c.disk.Time(n), took}) == 0
 }
 
 // fastest returns the device that is expected to give all pages of rg first, and the expected time. A reader waits for
@@ -107,16 +108,15 @@ func (f *File) fastest(facts *Facts, rg page.Range, n int64) (best *Have, took t
 	if facts == nil || rg.End > page.Count(facts.size) {
 		return nil, 0
 	}
-	disk := f.c.disk.Now()
-	took = disk.Time(n)
+	took = f.c.disk.Time(n)
 	for i := range facts.haves {
 		x := &facts.haves[i]
-		s := x.Device.Moves.Cost.Now()
-		if x.Pages[0] != rg || s.Stuck() || !f.c.fetchesMoreFrom(x.Device) {
+		at := x.Device.Moves.Cost
+		if x.Pages[0] != rg || at.Stuck() || !f.c.fetchesMoreFrom(x.Device) {
 			continue
 		}
-		all := s.Time(rg.Bytes())
-		if all < took && all <= aroundTimes*s.Time(n) || best == nil && f.c.When == Always {
+		all := at.Time(rg.Bytes())
+		if all < took && all <= aroundTimes*at.Time(n) || best == nil && f.c.When == Always {
 			best, took = x, all
 		}
 	}
@@ -124,18 +124,18 @@ func (f *File) fastest(facts *Facts, rg page.Range, n int64) (best *Have, took t
 }
 
 // probe measures the places that were not chosen, if that is due. Nobody waits for it.
-func (f *File) probe(facts *Facts, rg page.Range, chosen *Have) {
+func (f *File) probe(facts *Facts, rg page.Range, chosen *Have, now time.Time) {
 	c := f.c
 	if c.When != Auto {
 		return
 	}
-	if chosen != nil && c.disk.Due() {
+	if chosen != nil && c.disk.Due(now) {
 		f.probeHome(rg)
 	}
 	for i := range facts.haves {
 		x := &facts.haves[i]
 		at := x.Device.Moves.Cost
-		if x == chosen || x.Device.Lost() || !at.Due() {
+		if x == chosen || x.Device.Lost() || !at.Due(now) {
 			continue
 		}
 		pages := x.Pages[0]

@@ -20,6 +20,17 @@ type deviceCopy struct {
 	compare []comparison
 	// thought is the expected time of an urgent copy.
 	thought time.Duration
+	// held are the extents; oneHeld and onePart are memory for a copy from one extent.
+	held    []Extent
+	oneHeld [1]Extent
+	onePart [1]mover.Part
+}
+
+// letGo lets go of the extents.
+func (p *deviceCopy) letGo() {
+	for _, x := range p.held {
+		x.LetGo()
+	}
 }
 
 type comparison struct {
@@ -30,30 +41,26 @@ type comparison struct {
 // plan makes a copy of pages that h has, which are among those of facts. It returns nil if the facts are no longer
 // valid.
 func (f *File) plan(facts *Facts, h *Have, pages page.Range) *deviceCopy {
-	var parts []mover.Part
-	var held []Extent
-	letGo := func() {
-		for _, x := range held {
-			x.LetGo()
-		}
-	}
+	p := &deviceCopy{device: h.Device, pages: pages}
+	p.held = p.oneHeld[:0]
+	parts := p.onePart[:0]
 	there := page.Index(0)
 	for _, x := range h.Extents {
 		part := pages.Intersect(x.Pages())
 		if part.Empty() || !x.TryHold() {
 			continue
 		}
-		held = append(held, x)
+		p.held = append(p.held, x)
 		there += page.Index(part.Len())
 		parts = append(parts, mover.Part{
 			Mem: x.Memory(), Off: (part.Start - x.Pages().Start).Offset(), N: part.Bytes(),
 		})
 	}
-	p := &deviceCopy{device: h.Device, pages: pages, epoch: f.epoch(pages)}
+	p.epoch = f.epoch(pages)
 	// The extents are held first. A goroutine that takes memory away, or changes its content, advances the epoch before
 	// it checks who holds the memory.
 	if int64(there) != pages.Len() || f.epoch(facts.pages) != facts.epoch {
-		letGo()
+		p.letGo()
 		return nil
 	}
 	at := 0
@@ -64,7 +71,7 @@ func (f *File) plan(facts *Facts, h *Have, pages page.Range) *deviceCopy {
 		}
 		at += int(t.Len())
 	}
-	p.Read = h.Device.Moves.NewRead(parts, letGo)
+	p.Read = h.Device.Moves.NewRead(parts, p.letGo)
 	return p
 }
 

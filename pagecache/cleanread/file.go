@@ -111,22 +111,34 @@ func (f *File) known(rg page.Range) *Facts {
 	if r != last || s == nil || !s.serves || !s.complete {
 		return nil
 	}
-	x := &Facts{pages: rg, epoch: s.epoch, size: s.size}
+	x := &knownFacts{Facts: Facts{pages: rg, epoch: s.epoch, size: s.size}}
+	x.Facts.haves = x.haves[:0]
 	for i := range s.haves {
 		h := &s.haves[i]
 		if slices.ContainsFunc(h.Tracked, rg.Overlaps) {
 			return nil
 		}
-		pages := intersect(h.Pages, rg)
+		var room []page.Range
+		if n := len(x.Facts.haves); n < len(x.runs) {
+			room = x.runs[n : n : n+1]
+		}
+		pages := intersect(room, h.Pages, rg)
 		if len(pages) > 0 && !h.Device.Lost() {
-			x.haves = append(x.haves, Have{Device: h.Device, Pages: pages, Extents: h.Extents})
+			x.Facts.haves = append(x.Facts.haves, Have{Device: h.Device, Pages: pages, Extents: h.Extents})
 		}
 	}
-	return x
+	return &x.Facts
 }
 
-// intersect returns the parts of list that are in rg.
-func intersect(list []page.Range, rg page.Range) (in []page.Range) {
+// knownFacts are Facts with memory for what a read of one run usually needs.
+type knownFacts struct {
+	Facts
+	haves [2]Have
+	runs  [2]page.Range
+}
+
+// intersect appends the parts of list that are in rg.
+func intersect(in, list []page.Range, rg page.Range) []page.Range {
 	for _, x := range list {
 		if both := x.Intersect(rg); !both.Empty() {
 			in = append(in, both)

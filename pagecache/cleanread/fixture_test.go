@@ -126,7 +126,8 @@ func (f *file) Haves(rg page.Range) []Have {
 		return nil
 	}
 	return []Have{{
-		Device: f.c.Devices[0], Pages: []page.Range{rg}, Tracked: intersect(f.tracked, rg), Extents: []Extent{f.extent},
+		Device: f.c.Devices[0], Pages: []page.Range{rg}, Tracked: intersect(nil, f.tracked, rg),
+		Extents: []Extent{f.extent},
 	}}
 }
 

@@ -50,7 +50,7 @@ func (f *File) readDeviceOrHome(ctx context.Context, p []byte, off int64, home H
 	if err := ctx.Err(); err != nil && facts == nil {
 		return 0, err
 	}
-	plan := f.choose(facts, off, want)
+	plan := f.choose(facts, off, want, began)
 	if plan == nil || !plan.Start() {
 		return f.fromHome(home, p, off)
 	}
@@ -98,7 +98,7 @@ func (f *File) take(plan *deviceCopy, home Home, p []byte, off, lo, hi int64) (e
 	if plan.Err() == nil {
 		copied = copy(p[lo:hi], plan.Buf()[from:])
 	}
-	plan.device.overhead.Note(hi-lo, time.Since(waited))
+	plan.device.overhead.Note(hi-lo, waited, time.Now())
 	if !doubtful.Empty() {
 		f.ex.Count(func(c *Counters) { c.DeviceReadFallbacks.Add(1) })
 		a, b := max(doubtful.Offset()-off, lo), min(doubtful.End.Offset()-off, hi)

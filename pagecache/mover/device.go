@@ -46,7 +46,16 @@ type Device struct {
 type waiter struct {
 	request schedule.Request
 	read    *Read
-	turn    chan struct{}
+	begun   bool
+	turn    chan struct{} // nil unless somebody waits for it
+}
+
+// awaitLocked returns turn, for a caller that is about to wait; nil if the request has begun.
+func (w *waiter) awaitLocked() chan struct{} {
+	if !w.begun {
+		w.turn = make(chan struct{})
+	}
+	return w.turn
 }
 
 // NewDevice returns a Device that moves bytes of dev in the order of a discipline. Other users of dev must not move
@@ -105,11 +114,11 @@ func (d *Device) inTurn(ctx context.Context, class Class, way Way, sizes []int64
 		began := time.Now()
 		if err == nil {
 			err = call(i)
-			d.end([]schedule.Request{r.Request})
+			d.end(r.ID)
 		}
 		if err != nil {
 			if i+1 < len(sizes) && !d.withdraw(next.ID) {
-				d.end([]schedule.Request{next.Request})
+				d.end(next.ID)
 			}
 			return err
 		}
@@ -118,7 +127,7 @@ func (d *Device) inTurn(ctx context.Context, class Class, way Way, sizes []int64
 	return nil
 }
 
-// asked is an Own request. turn is closed when it begins.
+// asked is an Own request. turn is closed when it begins; nil if it has begun.
 type asked struct {
 	schedule.Request
 	turn chan struct{}
@@ -127,9 +136,10 @@ type asked struct {
 // ask queues an Own request.
 func (d *Device) ask(ctx context.Context, class Class, n int64) asked {
 	d.mu.Lock()
-	turn := make(chan struct{})
-	r := d.arriveLocked(schedule.Request{Class: class, Size: n, Own: true, Tenant: tenantOf(ctx)}, &waiter{turn: turn})
+	w := &waiter{}
+	r := d.arriveLocked(schedule.Request{Class: class, Size: n, Own: true, Tenant: tenantOf(ctx)}, w)
 	calls := d.nextLocked()
+	turn := w.awaitLocked()
 	d.mu.Unlock()
 	d.carryOutAll(calls)
 	return asked{r, turn}
@@ -137,8 +147,11 @@ func (d *Device) ask(ctx context.Context, class Class, n int64) asked {
 
 // await waits until r begins. After an error, r does not begin.
 func (d *Device) await(ctx context.Context, r asked) error {
+	if r.turn == nil {
+		return nil // even if ctx has ended: the call reports that itself
+	}
 	select {
-	case <-r.turn: // even if ctx has ended: the call reports that itself
+	case <-r.turn: // likewise
 		return nil
 	default:
 	}
@@ -222,16 +235,19 @@ func (d *Device) nextLocked() (calls []call) {
 		for _, r := range requests {
 			w := d.waits[r.ID]
 			delete(d.waits, r.ID)
+			w.begun = true
 			if w.turn != nil {
 				close(w.turn)
 			}
 			if w.read != nil {
 				w.read.state = readRuns
 				d.under = append(d.under, w.read)
+			}
+			if w.read != nil && !r.Own {
 				c.reads = append(c.reads, w.read)
 			}
 		}
-		if c.reads != nil && !requests[0].Own {
+		if c.reads != nil {
 			d.calls.Add(1)
 			calls = append(calls, c)
 		}
@@ -250,7 +266,7 @@ func (d *Device) work(c call) {
 	defer d.calls.Done()
 	for {
 		d.carryOut(c.reads)
-		calls := d.endNext(c.requests)
+		calls := d.endNext(c.requests[0].ID)
 		if len(calls) == 0 {
 			return
 		}
@@ -260,13 +276,14 @@ func (d *Device) work(c call) {
 	}
 }
 
-// end ends a call.
-func (d *Device) end(requests []schedule.Request) { d.carryOutAll(d.endNext(requests)) }
+// end ends a call, named by its first request.
+func (d *Device) end(first schedule.ID) { d.carryOutAll(d.endNext(first)) }
 
-func (d *Device) endNext(requests []schedule.Request) []call {
+func (d *Device) endNext(first schedule.ID) []call {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	delete(d.begun, requests[0].ID)
+	requests := d.begun[first]
+	delete(d.begun, first)
 	d.order.End(requests)
 	return d.nextLocked()
 }

@@ -36,15 +36,35 @@ func (p *Place) do(fn func(s *cost.Source)) {
 	fn(p.source)
 }
 
-// Now returns a copy of the current measurements.
-func (p *Place) Now() (s cost.Source) {
-	p.do(func(now *cost.Source) { s = *now })
-	return s
+// Time estimates the duration of a read of n bytes that begins now. It is 0 for no bytes.
+func (p *Place) Time(n int64) (t time.Duration) {
+	p.do(func(s *cost.Source) { t = s.Time(n) })
+	return t
+}
+
+// Stuck reports whether a read was given up and has not ended.
+func (p *Place) Stuck() (stuck bool) {
+	p.do(func(s *cost.Source) { stuck = s.Stuck() })
+	return stuck
+}
+
+// Estimate returns the present estimate.
+func (p *Place) Estimate() (e cost.Estimate) {
+	p.do(func(s *cost.Source) { e = s.Estimate() })
+	return e
+}
+
+// Split is cost.Split for two places. All callers must have the same order of places.
+func Split(a, b *Place, n, most, grain int64) (fromA int64, took time.Duration) {
+	a.do(func(a *cost.Source) {
+		b.do(func(b *cost.Source) { fromA, took = cost.Split(a, b, n, most, grain) })
+	})
+	return fromA, took
 }
 
 // Due reports whether the caller should measure p. Then it must call Measured at the end.
-func (p *Place) Due() (due bool) {
-	p.do(func(s *cost.Source) { due = s.Due(time.Now()) })
+func (p *Place) Due(now time.Time) (due bool) {
+	p.do(func(s *cost.Source) { due = s.Due(now) })
 	return due
 }
 
@@ -83,8 +103,5 @@ func (p *Place) Measure(n int64, apart bool, read func() error) {
 	p.end(n, ahead, began, time.Now(), apart, err)
 }
 
-// Note notes a read of n bytes that has ended and took so long.
-func (p *Place) Note(n int64, took time.Duration) {
-	now := time.Now()
-	p.end(n, p.begin(n), now.Add(-took), now, false, nil)
-}
+// Note notes a read of n bytes that has ended.
+func (p *Place) Note(n int64, began, ended time.Time) { p.end(n, p.begin(n), began, ended, false, nil) }

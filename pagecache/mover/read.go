@@ -42,6 +42,10 @@ type Read struct {
 	// late means that somebody stopped waiting for it. Cost knows, and learns of the end. Protected by Device.mu.
 	late   bool
 	result *readResult
+
+	// These are memory for a call whose first Read is r.
+	result1 readResult
+	piece1  [1]gpubackend.Copy
 }
 
 type readState uint8
@@ -94,20 +98,24 @@ func (r *Read) Start() bool {
 	r.ahead = d.Cost.begin(r.bytes)
 	q := schedule.Request{Class: r.class(), Size: r.bytes, Own: r.own}
 	w := &waiter{read: r}
-	if q.Own {
-		w.turn = make(chan struct{})
+	if r.own {
 		d.calls.Add(1)
 	}
 	r.state = readWaits
-	q = d.arriveLocked(q, w)
-	r.id = q.ID
+	r.id = d.arriveLocked(q, w).ID
 	calls := d.nextLocked()
+	var turn chan struct{}
+	if r.own {
+		turn = w.awaitLocked()
+	}
 	d.mu.Unlock()
 	d.carryOutAll(calls)
-	if q.Own {
-		<-w.turn
+	if r.own {
+		if turn != nil {
+			<-turn
+		}
 		d.carryOut([]*Read{r})
-		d.end([]schedule.Request{q})
+		d.end(r.id)
 		d.calls.Done()
 	}
 	return true
@@ -127,7 +135,7 @@ func (r *Read) Drop() { r.free() }
 // carryOut makes one call of the device for several Reads.
 func (d *Device) carryOut(reads []*Read) {
 	total := int64(0)
-	var pieces []gpubackend.Copy
+	pieces := reads[0].piece1[:0]
 	for _, r := range reads {
 		total += r.bytes
 	}
@@ -146,7 +154,8 @@ func (d *Device) carryOut(reads []*Read) {
 		d.failed(err)
 	}
 	now := time.Now()
-	result := &readResult{giveBack: giveBack}
+	result := &reads[0].result1
+	result.giveBack = giveBack
 	result.users.Store(int32(len(reads)))
 	for _, r := range reads {
 		r.free()
@@ -268,7 +277,7 @@ func (r *Read) lateLocked() {
 }
 
 // Stuck reports whether a Read of the device was given up and has not ended.
-func (r *Read) Stuck() bool { now := r.dev.Cost.Now(); return now.Stuck() }
+func (r *Read) Stuck() bool { return r.dev.Cost.Stuck() }
 
 // endLocked notes that r has ended, or will never begin. Device.mu is held.
 func (r *Read) endLocked() {
