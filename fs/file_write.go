@@ -201,7 +201,8 @@ func (w *homeWrite) leaveOutPast() error {
 // before. The caller holds the gate.
 func (w *homeWrite) change(ctx context.Context, prepare func(off int64) error) error {
 	c := w.of.content
-	change := pagecache.Change{Kind: pagecache.ChangeWrite, Off: w.off, Len: int64(len(w.data)), WriteBack: w.writeBack}
+	change := pagecache.Change{Kind: pagecache.ChangeWrite, Off: w.off, Len: int64(len(w.data)),
+		WriteBack: w.writeBack, Bytes: &w.data}
 	if w.appends {
 		change.Kind = pagecache.ChangeAppend
 	}

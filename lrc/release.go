@@ -1,6 +1,7 @@
 package lrc
 
 import (
+	"slices"
 	"sort"
 
 	"github.com/gaiafs/gaiafs/internal/page"
@@ -90,7 +91,8 @@ func (f *File) Redrop(rg page.Range) Drain {
 }
 
 // CPUReadMerged reports that what CPURead returned for rg did not come home, and that the kernel gets pages with these
-// bytes merged in. The drain has those pages: the kernel must drop them after it got its answer.
+// bytes merged in. The drain has those pages: the kernel must drop them after it got its answer. The kernel asked for
+// them, so it holds no older copies, and releases that drain them no longer wait for them.
 func (f *File) CPUReadMerged(rg page.Range) Drain {
 	drops, id := f.redrop(rg, true)
 	return f.newDrain(drops, id, rg)
@@ -149,18 +151,37 @@ func (f *File) redrop(rg page.Range, merged bool) (drops []page.Range, id DrainI
 		if !s.cpu || s.firstPending() == nil {
 			return
 		}
-		for _, part := range f.subtractDraining(run, true) {
+		parts := []page.Range{run}
+		if !merged {
+			parts = f.subtractDraining(run, true)
+		}
+		for _, part := range parts {
 			drops = page.AppendRange(drops, part)
 		}
 	})
 	if len(drops) == 0 {
 		return nil, 0
 	}
+	if merged {
+		f.takeOver(drops)
+	}
 	f.pages.update(drops, nil, unremembered, func(s *state) { s.cpu = false })
 	f.last++
 	f.drain = append(f.drain, drain{f.last, drops, merged})
 	f.checkInvariants(rg)
 	return drops, f.last
+}
+
+// takeOver removes pages from the drains of releases.
+func (f *File) takeOver(pages []page.Range) {
+	for i := range f.drain {
+		for _, rg := range pages {
+			if d := &f.drain[i]; !d.merged && len(d.overlapping(rg)) > 0 {
+				d.ranges = page.Subtract(d.ranges, rg)
+			}
+		}
+	}
+	f.drain = slices.DeleteFunc(f.drain, func(d drain) bool { return len(d.ranges) == 0 })
 }
 
 // Draining returns the ids of the releases that still drain a page of rg.

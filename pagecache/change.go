@@ -37,6 +37,9 @@ type Change struct {
 	Off, Len int64
 	// WriteBack means that the bytes are whole dirty pages from the kernel, not bytes that a program just wrote.
 	WriteBack bool
+	// Bytes are the bytes of a ChangeWrite, or nil if they are not known. ChangeHome may replace the slice before it
+	// calls do, and does not change its bytes.
+	Bytes *[]byte
 	// Known is the size that the kernel knows, if that may exceed home's. For ChangeTruncate.
 	Known int64
 }
@@ -224,13 +227,22 @@ func (f *File) writeLocked(c Change, rg page.Range, begin func() error,
 		return false, err
 	}
 	f.keepLocked(k)
-	if err := begin(); err != nil {
+	var sent []byte
+	if c.Bytes != nil {
+		sent = *c.Bytes
+	}
+	if err = begin(); err == nil && c.WriteBack && c.Bytes != nil {
+		*c.Bytes, err = f.storesOnlyLocked(c.Off, sent)
+	}
+	if err != nil {
 		f.dropBasesLocked(plan.Keep)
 		plan.Abort()
 		return false, err
 	}
 	f.clean.Changed(rg) // stops reads without mu from here on; Commit reports the change again
-	err = do(c.Off, c.Len)
+	if err = do(c.Off, c.Len); err == nil {
+		f.sentLocked(c.Off, sent)
+	}
 	f.spoilLocked(rg)
 	plan.Commit(c.held()) // also after an error: part of it may have been written
 	return true, err

@@ -209,3 +209,75 @@ func TestReadsPastTheCacheDuringASecondRelease(t *testing.T) {
 	src.kernel.hook = nil
 	src.home.fail(nil)
 }
+
+// TestStoresIntoMergedPages: while the kernel drops a page that a read got merged, a device releases it once more, or
+// only stores into it, and home takes bytes again. Then the kernel writes back its copy, into which a program stored.
+// The copy lacks the device's new byte, and does not undo it.
+func TestStoresIntoMergedPages(t *testing.T) {
+	for name, early := range map[string]bool{"released": true, "stored": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { storeIntoMergedPage(t, early) })
+		})
+	}
+}
+
+func storeIntoMergedPage(t *testing.T, early bool) {
+	m := newMachine(t, 1)
+	src := m.file(page.Size)
+	p := m.run(src, 0, 0, page.Size, true)
+	p.store(lastOfPage, 1)
+	src.home.fail(syscall.ENOSPC)
+	p.release()
+	dirty := make([]byte, page.Size)
+	arrived, released := make(chan struct{}), make(chan struct{})
+	src.kernel.hook = func(int64, int64) {
+		src.kernel.hook = func(int64, int64) { <-arrived } // the kernel drops the page once it is written back
+		p.store(9, 2)
+		go func() {
+			defer close(released)
+			if !early {
+				<-arrived
+			}
+			p.release()
+		}()
+		synctest.Wait()
+		src.home.fail(nil)
+		assert.NoError(t, src.attached.BringHome(context.Background()))
+		for _, b := range []byte{3, 4} { // the kernel writes the page back twice, and in between SOURCE is changed
+			dirty[b] = b
+			assert.NoError(t, src.tryWrite(Change{Kind: ChangeWrite, Len: page.Size, WriteBack: true}, dirty))
+			if b == 3 {
+				src.home.editAt(3, []byte{5})
+			}
+		}
+		close(arrived)
+	}
+	copy(dirty, src.read(t, 0, page.Size))
+	<-released
+	require.NoError(t, src.attached.Sync(context.Background(), nil))
+	got := src.home.bytes(0, page.Size)
+	assert.Equal(t, []byte{5, 4, 2, 1}, []byte{got[3], got[4], got[9], got[lastOfPage]})
+	assert.Empty(t, src.attached.merged, "pages that the kernel dropped")
+	p.unmap()
+}
+
+// TestWritesWhileReleasedPagesDrain: a read sees what a release publishes while the kernel still drops its pages, and
+// home takes nothing. A write after that is later than the release, although home takes bytes again.
+func TestWritesWhileReleasedPagesDrain(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.file(page.Size)
+	p := m.run(src, 0, 0, page.Size, true)
+	src.read(t, 0, page.Size)
+	p.store(lastOfPage, 1)
+	src.home.fail(syscall.ENOSPC)
+	src.kernel.hook = func(int64, int64) {
+		src.kernel.hook = nil
+		assert.EqualValues(t, 1, src.read(t, 0, page.Size)[lastOfPage])
+		src.home.fail(nil)
+		src.write(t, lastOfPage, []byte{9})
+	}
+	p.release()
+	require.NoError(t, src.attached.Sync(context.Background(), nil))
+	require.Equal(t, []byte{9}, src.home.bytes(lastOfPage, 1))
+	p.unmap()
+}

@@ -65,6 +65,7 @@ type File struct {
 	// landing is the timer that checks whether reads pause. Protected by mu.
 	landing  *time.Timer
 	drains   map[lrc.DrainID]chan struct{} // protected by mu
+	merged   map[page.Index]*mergedPage    // protected by mu
 	mappings map[*Mapping]struct{}         // protected by mu
 	// pendingSince is the time of the oldest uncollected release, or zero. Protected by mu.
 	pendingSince time.Time

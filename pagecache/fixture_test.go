@@ -515,6 +515,7 @@ func (s *source) tryWrite(c Change, p []byte) error {
 		_, err := s.backing().WriteAt(p, off)
 		return err
 	}
+	c.Bytes = &p
 	err := s.attached.ChangeHome(context.Background(), c, do)
 	if err == ErrDetached {
 		return do(c.Off, c.Len)

@@ -116,7 +116,7 @@ func (f *File) readPending(
 		pending = f.lrc.Pending(rg, false)
 		if f.collectErr != nil && len(f.lrc.Draining(rg)) > 0 {
 			// But they may lack the bytes of an earlier release, too, because home did not take them.
-			n, fromHome, err = f.readMergedLocked(ctx, p, off, true)
+			n, fromHome, err = f.readMergedLocked(ctx, p, off, true, false)
 			return 0, n, fromHome, err
 		}
 	} else {
@@ -158,10 +158,7 @@ func (f *File) readBringingLocked(
 		}
 		// Home cannot take the bytes now: its disk may be full. The program must see them all the same, but the kernel
 		// must not keep a page of which something is pending.
-		if !direct {
-			f.redropLocked(rg)
-		}
-		return f.readMergedLocked(ctx, p, off, !direct)
+		return f.readMergedLocked(ctx, p, off, !direct, !direct)
 	}
 	// The next pages will be asked for next. Transfers page by page would cost ten times as much.
 	ahead := f.aheadLocked(rg, fly)
@@ -179,11 +176,14 @@ func (f *File) readBringingLocked(
 }
 
 // redropLocked makes the kernel drop the pages of rg after the current read is answered. The read gives them to the
-// kernel although something of them is pending.
-func (f *File) redropLocked(rg page.Range) {
+// kernel although something of them is pending. bytes are what it gets, or nil if the read fails.
+func (f *File) redropLocked(rg page.Range, bytes []byte) {
 	drain := f.lrc.CPUReadMerged(rg)
 	if len(drain.Pages) == 0 {
 		return
+	}
+	if bytes != nil {
+		f.gaveMergedLocked(drain, rg.Start, bytes)
 	}
 	f.drains[drain.ID] = make(chan struct{})
 	f.c.background.Add(1)
@@ -192,6 +192,7 @@ func (f *File) redropLocked(rg page.Range) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		f.drainLocked(drain, true)
+		f.droppedMergedLocked(drain)
 	}()
 }
 
@@ -207,13 +208,28 @@ func (f *File) ReadRange(ctx context.Context, bytes page.Bytes) error {
 	return f.collectLocked(ctx, bytes.Pages(), false)
 }
 
-// readMergedLocked reads [off, off+len(p)) as if all released bytes were home, without changing home.
+// readMergedLocked reads [off, off+len(p)) as if all released bytes were home, without changing home. entering is as
+// for lrc.File.Pending. kept says that the bytes enter the kernel's page cache: the kernel is made to drop them again.
 func (f *File) readMergedLocked(ctx context.Context, p []byte, off int64,
-	entering bool) (n int, fromHome bool, err error) {
+	entering, kept bool) (n int, fromHome bool, err error) {
 	rg := page.Covering(off, int64(len(p)))
+	buf, err := f.mergedLocked(ctx, rg, entering)
+	if kept {
+		f.redropLocked(rg, buf)
+	}
+	got := page.Span(off, int64(len(p))).Intersect(page.Bytes{End: f.size})
+	if err != nil || got.Empty() {
+		return 0, false, err
+	}
+	skip := off - rg.Offset()
+	return copy(p, buf[skip:skip+got.Len()]), false, nil
+}
+
+// mergedLocked returns the bytes of rg as if all released bytes were home. Bytes past the end of the file are zero.
+func (f *File) mergedLocked(ctx context.Context, rg page.Range, entering bool) ([]byte, error) {
 	buf := make([]byte, rg.Bytes())
 	if err := f.readHomeLocked(rg, buf); err != nil {
-		return 0, false, err
+		return nil, err
 	}
 	mine := make([]byte, page.Size)
 	before := make([]byte, page.Size)
@@ -225,9 +241,9 @@ func (f *File) readMergedLocked(ctx context.Context, p []byte, off int64,
 			h := f.holdings[q.Owner]
 			if err := h.dev.moves.Out(ctx, mover.CPURead, h.copies(q.Range, mine)); err != nil {
 				if f.lostLocked(h.dev, err) {
-					return f.readMergedLocked(ctx, p, off, entering) // without it
+					return f.mergedLocked(ctx, rg, entering) // without it
 				}
-				return 0, false, err
+				return nil, err
 			}
 			base := before
 			if b := f.bases.at(i, q.Base); q.Base != lrc.BaseHome && b != nil {
@@ -236,10 +252,6 @@ func (f *File) readMergedLocked(ctx context.Context, p []byte, off int64,
 			lrc.Merge3(theirs, base, mine, theirs)
 		}
 	}
-	got := page.Span(off, int64(len(p))).Intersect(page.Bytes{End: f.size})
-	if got.Empty() {
-		return 0, false, nil
-	}
-	skip := off - rg.Offset()
-	return copy(p, buf[skip:skip+got.Len()]), false, nil
+	clear(buf[min(max(f.size-rg.Offset(), 0), int64(len(buf))):])
+	return buf, nil
 }

@@ -217,7 +217,7 @@ var pagecachePlants = []plant{
 	{
 		name: "the kernel keeps pending pages while the disk is full",
 		file: "pagecache/read.go",
-		old:  "\t\t\tf.redropLocked(rg)\n",
+		old:  "\t\tf.redropLocked(rg, buf)\n",
 		new:  "",
 		nets: []net{{pkg: "pagecache", run: "TestReadsWhileTheDiskIsFull"}},
 	},
@@ -227,6 +227,27 @@ var pagecachePlants = []plant{
 		old:  "if d.merged && !merged {",
 		new:  "if false {",
 		nets: []net{{pkg: "pagecache", run: "TestReadsPastTheCacheWhileTheDiskIsFull|TestWritesWhenTheDiskHasRoomAgain"}},
+	},
+	{
+		name: "a merged page that the kernel writes back replaces what devices brought home meanwhile",
+		file: "pagecache/change.go",
+		old:  "err == nil && c.WriteBack && c.Bytes != nil {",
+		new:  "err == nil && c.WriteBack && false {",
+		nets: []net{{pkg: "pagecache", run: "TestStoresIntoMergedPages"}},
+	},
+	{
+		name: "a merged page that the kernel writes back twice is compared with what it first got",
+		file: "pagecache/merged.go",
+		old:  "\t\tcopy(known, mine)\n",
+		new:  "",
+		nets: []net{{pkg: "pagecache", run: "TestStoresIntoMergedPages"}},
+	},
+	{
+		name: "pages that a release drains go on draining after the kernel got them merged",
+		file: "lrc/release.go",
+		old:  "\t\tf.takeOver(drops)\n",
+		new:  "",
+		nets: []net{{pkg: "pagecache", run: "TestWritesWhileReleasedPagesDrain"}},
 	},
 	{
 		name: "a direct read while the disk is full ignores earlier releases of pages that drain",
