@@ -3,6 +3,8 @@ package control
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 	"syscall"
 	"time"
 
@@ -105,6 +107,9 @@ var watchedNames = map[frameType]string{
 	typeAbortGroup: "abort-group",
 	typeAcquireAll: "acquire-all",
 }
+
+// WatchedKinds names the requests that watchers see, in no order.
+func WatchedKinds() []string { return slices.Collect(maps.Values(watchedNames)) }
 
 // watched is what a request is about, for watchers.
 type watched struct {

@@ -39,7 +39,7 @@ const Type = "fuse.gaiafs"
 
 // NotOurs returns the error for a path that is not a mountpoint of gaiafs.
 func NotOurs(path string) error {
-	return fmt.Errorf("%s is not a mountpoint of gaiafs: `findmnt -t %s` lists those there are", path, Type)
+	return fmt.Errorf("%s is not a mountpoint of gaiafs: 'gaiafs status' lists the mounts", path)
 }
 
 func (m MountInfo) isFUSE() bool {
@@ -173,7 +173,7 @@ func resolveMountpoint(path string) (string, error) {
 	}
 	resolved, err := filepath.EvalSymlinks(absolute)
 	if errors.Is(err, os.ErrNotExist) {
-		return "", fmt.Errorf("%s does not exist", path)
+		return "", fmt.Errorf("%s does not exist: check the spelling", path)
 	}
 	return resolved, err
 }

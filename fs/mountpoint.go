@@ -17,6 +17,15 @@ type place struct {
 	source, mountpoint string
 }
 
+// Check returns the error of Mount for a SOURCE or MOUNTPOINT that cannot be mounted, or for missing rights. It changes
+// nothing.
+func Check(source, mountpoint string, allowOther bool) error {
+	if _, err := checkPlace(source, mountpoint); err != nil {
+		return err
+	}
+	return CheckRights(allowOther)
+}
+
 // checkPlace returns an error for a SOURCE or MOUNTPOINT that cannot or should not be mounted.
 func checkPlace(source, mountpoint string) (place, error) {
 	source, err := directoryPath("SOURCE", source)
@@ -55,7 +64,7 @@ func directoryPath(what, path string) (string, error) {
 	case errors.Is(err, os.ErrNotExist):
 		return "", fmt.Errorf("%s %s does not exist: create it with mkdir, or check the spelling", what, path)
 	case errors.Is(err, syscall.ENOTCONN):
-		return "", fmt.Errorf("%s %s is a mount whose daemon has ended: unmount it with `gaiafs umount %s`", what, path,
+		return "", fmt.Errorf("%s %s is a mount whose daemon has ended: unmount it with 'gaiafs umount %s'", what, path,
 			path)
 	case err != nil:
 		return "", fmt.Errorf("%s %s cannot be reached (%w): check the permissions of the directories above it", what,

@@ -2,6 +2,7 @@ package fs
 
 import (
 	"cmp"
+	"slices"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -42,6 +43,9 @@ var requestNames = [requestKinds]string{
 	"lookup", "getattr", "setattr", "create", "remove", "rename", "readlink", "xattr", "open", "read", "write", "seek",
 	"copy", "ioctl", "flush", "fsync", "allocate", "close", "readdir", "statfs",
 }
+
+// RequestKinds names all kinds of the kernel's requests.
+func RequestKinds() []string { return slices.Clone(requestNames[:]) }
 
 // timed measures the requests that it passes on, from reading the request until its answer is ready.
 type timed struct {

@@ -233,8 +233,11 @@ func allMounts(patience time.Duration) ([]row, error) {
 			}
 		default:
 			r.State, r.what = stateOf(err), stateOf(err)
-			if r.State == "hidden" {
+			switch r.State {
+			case "hidden":
 				r.what = "of another user"
+			case "silent":
+				r.what = "its daemon does not answer"
 			}
 		}
 		rows = append(rows, r)

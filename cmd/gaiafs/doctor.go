@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -79,7 +80,7 @@ func (c check) print(w io.Writer) {
 func verdict(all []check) error {
 	var failed []string
 	for _, c := range all {
-		if c.State == checkFail {
+		if c.State == checkFail && !slices.Contains(failed, c.Name) {
 			failed = append(failed, c.Name)
 		}
 	}

@@ -126,13 +126,22 @@ func checkMounts() []check {
 			all = append(all, check{"mounts", checkFail, r.Mountpoint + ": its daemon has ended",
 				"gaiafs umount " + r.Mountpoint})
 		case r.State == "silent":
-			all = append(all, check{"mounts", checkFail, r.Mountpoint + ": its daemon does not answer", r.what})
+			all = append(all, silentCheck(r))
 		case r.Waiting > 0 && r.Ending != "":
 			all = append(all, check{"mounts", checkWarn, fmt.Sprintf("%s: %s wait to be written back", r.Mountpoint,
 				bytesText(r.Waiting)), "make room in " + r.Source})
 		}
 	}
 	return all
+}
+
+// silentCheck is the finding about a mount whose daemon does not answer.
+func silentCheck(r row) check {
+	c := check{"mounts", checkFail, r.Mountpoint + ": its daemon does not answer", r.what}
+	if r.PID == 0 {
+		c.Cure = "end its process, or run 'gaiafs umount --force " + r.Mountpoint + "'"
+	}
+	return c
 }
 
 const (

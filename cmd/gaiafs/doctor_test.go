@@ -73,3 +73,12 @@ func TestDoctorOfGPUs(t *testing.T) {
 	probeCUDA = func() ([]cuda.Found, error) { return nil, cuda.ErrUnavailable }
 	require.Equal(t, checkWarn, checkGPUs()[0].State)
 }
+
+// doctor says what helps if a daemon does not answer, and names each kind of failed check once.
+func TestDoctorOnSilentDaemons(t *testing.T) {
+	require.Equal(t, "end its process, or run 'gaiafs umount --force /mnt/a'", silentCheck(row{Mountpoint: "/mnt/a"}).Cure)
+	known := silentCheck(row{Mountpoint: "/mnt/a", PID: 7, what: "process 7 is stopped"})
+	require.Equal(t, check{"mounts", checkFail, "/mnt/a: its daemon does not answer", "process 7 is stopped"}, known)
+	require.EqualError(t, verdict([]check{known, known, {"fuse", checkFail, "", ""}}),
+		"gaiafs cannot work as it should here: see mounts, fuse")
+}

@@ -2,7 +2,9 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -30,6 +32,17 @@ SOURCE does not accept stays and is named; so does what is pinned. Only root and
 			found, err := findFiles(args, recursive)
 			if err != nil {
 				return err
+			}
+			if !device.all {
+				status, err := statusOf(found.mountpoint, patience)
+				if err != nil {
+					return statusError(found.mountpoint, err)
+				}
+				if !slices.ContainsFunc(status.Devices, func(d pagecache.DeviceStatus) bool {
+					return d.Device == device.ordinal
+				}) {
+					return noDevice(device.ordinal, found.mountpoint)
+				}
 			}
 			var stays error
 			for _, f := range found.files {
@@ -95,7 +108,7 @@ func (d *deviceChoice) Set(text string) error {
 		*d = deviceChoice{host: true}
 		return nil
 	}
-	n, err := strconv.Atoi(text)
+	n, err := strconv.Atoi(strings.TrimPrefix(text, "gpu")) // as output names devices
 	if err != nil || n < 0 || n > 254 {
 		return fmt.Errorf("%q is neither a device's number, nor all, nor host", text)
 	}

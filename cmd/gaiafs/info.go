@@ -16,7 +16,7 @@ import (
 )
 
 func newInfo() *cobra.Command {
-	var asJSON bool
+	var asJSON, recursive bool
 	cmd := &cobra.Command{
 		Use:   "info PATH…",
 		Short: "Show where a file is: what devices hold of it, and who maps it",
@@ -28,7 +28,7 @@ document for scripts, which docs/status.md describes.`,
   gaiafs info --json /mnt/data/*.bin | jq '.[].holders'`,
 		Args: somePaths,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			found, err := findFiles(args, false)
+			found, err := findFiles(args, recursive)
 			if err != nil {
 				return err
 			}
@@ -55,6 +55,7 @@ document for scripts, which docs/status.md describes.`,
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.Flags().BoolVarP(&recursive, "recursive", "r", false, "include the files below directories")
 	return cmd
 }
 

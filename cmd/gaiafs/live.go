@@ -100,7 +100,8 @@ func checkBudget(s *service, next *settings) error {
 	case bytes == 0:
 		return nil
 	case bytes < emulated.Granularity:
-		return fmt.Errorf("%d bytes are too few: a device needs at least %dMiB", bytes, emulated.Granularity>>20)
+		return fmt.Errorf("%s is too little: a device needs at least %dMiB", next.gpuMemory.String(),
+			emulated.Granularity>>20)
 	}
 	return s.cache.CheckBudget(bytes)
 }

@@ -149,6 +149,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage.`,
 	}
 	root.Flags().BoolVar(&asksVersion, "version", false, "print the version, as 'gaiafs version' does")
 	root.SetHelpCommand(newHelp())
+	root.SetHelpFunc(printHelp)
 	root.SuggestionsMinimumDistance = 2
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(newMount(), newUmount(), newStatus(), newInfo(), newWarm(), newEvict(), newPin(), newUnpin(),
@@ -211,12 +212,16 @@ func arguments(names ...string) cobra.PositionalArgs {
 			return nil
 		}
 		if len(names) == 0 {
-			return usagef("%s takes no arguments, %d were given", cmd.CommandPath(), len(args))
+			return usagef("%s takes no arguments; %s given", cmd.CommandPath(), were(len(args)))
 		}
-		given := fmt.Sprintf("%d arguments were", len(args))
-		if len(args) == 1 {
-			given = "1 argument was"
-		}
-		return usagef("%s needs %s; %s given", cmd.CommandPath(), strings.Join(names, " and "), given)
+		return usagef("%s needs %s; %s given", cmd.CommandPath(), strings.Join(names, " and "), were(len(args)))
 	}
+}
+
+// were begins a sentence about a number of arguments.
+func were(arguments int) string {
+	if arguments == 1 {
+		return "1 argument was"
+	}
+	return fmt.Sprintf("%d arguments were", arguments)
 }

@@ -294,7 +294,9 @@ func TestCommandRefusesBadPlaces(t *testing.T) {
 			require.Equal(t, 1, strings.Count(r.err, "\n"), "one line: %s", r.err)
 		}
 	}
-	r := gaiafsCommand(t, "mount", "--gpus=cuda:0", p.source, p.mountpoint)
+	r := gaiafsCommand(t, "mount", "--gpus=emulated:1", p.source+"/missing", p.mountpoint)
+	require.Equal(t, 1, strings.Count(r.err, "\n"), "no device was opened: %s", r.err)
+	r = gaiafsCommand(t, "mount", "--gpus=cuda:0", p.source, p.mountpoint)
 	if r.code == exitFailure { // if there is a usable CUDA device, TestCommandDaemon tests this
 		require.Contains(t, r.err, "--gpus emulated:1 works everywhere")
 	}

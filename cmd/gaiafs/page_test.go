@@ -25,6 +25,25 @@ func TestCommandsPage(t *testing.T) {
 	require.Equal(t, page, string(written), "regenerate it: go test ./cmd/gaiafs -run TestCommandsPage -update")
 }
 
+// Help has lines that fit the terminal, and no others than the table of a command may be longer.
+func TestHelpFits(t *testing.T) {
+	const text = "one two three\nfour\n\n  a table keeps its lines\n\nfive six"
+	require.Equal(t, "one two three four\n\n  a table keeps its lines\n\nfive six", filled(text, 80))
+	require.Equal(t, "one two\nthree four\n\n  a table keeps its lines\n\nfive six", filled(text, 10))
+	require.NoError(t, eachCommand(newRoot(), func(c *cobra.Command) error {
+		var help strings.Builder
+		c.InitDefaultHelpFlag()
+		c.SetOut(&help)
+		if err := c.Help(); err != nil {
+			return err
+		}
+		for line := range strings.Lines(help.String()) {
+			require.LessOrEqual(t, len([]rune(strings.TrimSpace(line))), mostHelp, c.CommandPath())
+		}
+		return nil
+	}))
+}
+
 func commandsText() string {
 	var b strings.Builder
 	b.WriteString(`# Commands

@@ -44,7 +44,7 @@ brings nothing to devices: its value is all, none, or numbers of devices.`,
 			return pin(cmd, args, device)
 		},
 	}
-	cmd.Flags().Var(&device, "device", "pin them on device `N|all`: a number as 'gaiafs status' has it, or all")
+	cmd.Flags().Var(&device, "device", "pin them on device `N|all`: a number that 'gaiafs status' shows, or all")
 	return cmd
 }
 

@@ -144,6 +144,9 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 		return nil, err
 	}
 	tellEarlier(m.mountpoint, func(text string) { log.Warn(text) })
+	if err := fs.Check(m.source, m.mountpoint, m.allowOther); err != nil { // before devices, which take long to open
+		return nil, err
+	}
 	s := &service{plan: m, log: log, started: time.Now(), end: newEnding(), live: liveState{now: *m.settings}}
 	devices, noGPU, err := m.gpus.open(int64(m.gpuMemory.size), log)
 	if err != nil {

@@ -73,8 +73,12 @@ func set(ctx context.Context, mountpoint string, settings []string) (settingStat
 		return gaiafs.Set(ctx, mountpoint, settings...)
 	})
 	var refused *gaiafs.Error
-	if errors.As(err, &refused) && refused.Errno == syscall.EINVAL && refused.Text != "" {
-		return settingStates{}, errors.New(refused.Text) // the text says everything
+	if errors.As(err, &refused) && refused.Errno != syscall.ENOSYS && refused.Text != "" {
+		err = reworded{refused.Text, err} // the text says everything
+		if refused.Errno == syscall.EINVAL {
+			err = usageError{err}
+		}
+		return settingStates{}, err
 	}
 	return decode[settingStates](doc, err)
 }

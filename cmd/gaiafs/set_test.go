@@ -68,12 +68,16 @@ func TestSet(t *testing.T) {
 		"eviction: \"fifo\" is none of allocated, lru":                                     "eviction=fifo",
 		"\"eviction\" is not NAME=VALUE":                                                   "eviction",
 		"gpu-memory: \"much\" is not a size":                                               "gpu-memory=much",
-		"a device needs at least 2MiB":                                                     "gpu-memory=1M",
-		"is more than the device has":                                                      "gpu-memory=1000T",
+		"gpu-memory: 1.0MiB is too little: a device needs at least 2MiB":                                                     "gpu-memory=1M",
+		"gpu-memory: device 0: a budget of 1000 TiB is more than the device has":                                                      "gpu-memory=1000T",
 	} {
 		r := gaiafsCommand(t, "set", s.mountpoint, "transfers=fcfs", setting)
-		require.Equal(t, exitFailure, r.code)
-		require.Contains(t, r.err, says)
+		code := exitUsage
+		if setting == "gpu-memory=1000T" { // a size, but there is no such memory
+			code = exitFailure
+		}
+		require.Equal(t, code, r.code, setting)
+		require.Contains(t, r.err, "gaiafs: "+says)
 	}
 	require.Equal(t, "shares", status().Mount.Settings["transfers"], "if one is wrong, none is changed")
 	require.Contains(t, gaiafsCommand(t, "set", s.mountpoint, "eviction=lru", "eviction=lfu").err,

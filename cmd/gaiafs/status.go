@@ -155,7 +155,10 @@ while nothing else is mounted there; --pid always does.`,
 			if len(args) == 0 || q.pid != 0 {
 				return arguments()(cmd, args)
 			}
-			return arguments("MOUNTPOINT")(cmd, args)
+			if len(args) > 1 {
+				return usagef("%s takes one MOUNTPOINT, or none; %s given", cmd.CommandPath(), were(len(args)))
+			}
+			return nil
 		},
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return mountpoints(), cobra.ShellCompDirectiveNoFileComp

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -41,8 +42,11 @@ docs/trace.md describes --json.`,
 			if isLive {
 				return arguments("MOUNTPOINT")(cmd, args)
 			}
+			if len(args) > 0 && strings.Contains(args[0], "/") {
+				return usagef("%s is no command: 'gaiafs trace --live %[1]s' shows what a mount does", args[0])
+			}
 			if len(args) > 0 {
-				return usagef("there is no command %q", args[0])
+				return noCommand(cmd, args[0])
 			}
 			return nil
 		},
@@ -284,6 +288,6 @@ func newTraceMake() *cobra.Command {
 	cmd.Flags().StringVarP(&output, "output", "o", "",
 		"`FILE` to write, which must not exist, or a pipe or device; - is standard output")
 	cmd.Flags().Var(&length, "size", "size of the file that is read")
-	cmd.Flags().Uint64Var(&seed, "seed", 1, "seed of the random numbers")
+	cmd.Flags().Uint64Var(&seed, "seed", 1, "seed `N` of the random numbers")
 	return cmd
 }

@@ -122,13 +122,13 @@ The last two rows are bounds: Belady's rule, which knows the future, and the bes
 describes the simulation, and has scores. The FILE - is standard input.`
 	s.flags(cmd, "rule", "rules", policy.Names())
 	cmd.Flags().IntSliceVar(&memories, "memory", []int{25, 50, 75},
-		"memory of a device, in percent of what its programs access; 0: one extent")
+		"memory of a device: `PERCENTS` of what its programs access; 0: one extent")
 	cmd.Flags().StringSliceVar(&placements, "placement", []string{"always"},
-		"when an accessed extent moves in: always, never, or threshold")
-	cmd.Flags().Uint64Var(&setup.Static, "threshold", setup.Static, "accesses that move an extent in when memory is just full")
-	cmd.Flags().Uint64Var(&setup.Penalty, "penalty", setup.Penalty, "factor on the threshold if something must be evicted")
+		"`WORDS` that say when an accessed extent moves in: always, never, or threshold")
+	cmd.Flags().Uint64Var(&setup.Static, "threshold", setup.Static, "number `N` of accesses that move an extent in when memory is just full")
+	cmd.Flags().Uint64Var(&setup.Penalty, "penalty", setup.Penalty, "factor `N` on the threshold if something must be evicted")
 	cmd.Flags().BoolVar(&readOnlyFirst, "read-only-first", false, "evict extents first that were not written to")
-	cmd.Flags().IntVar(&runs, "chances", 100, "number of random runs; the best one is a bound")
+	cmd.Flags().IntVar(&runs, "chances", 100, "number `N` of random runs; the best one is a bound")
 	cmd.Flags().Var(&extent, "extent", "size of extents, a power of two")
 	cmd.Flags().Var(&link, "link", "bytes per second of the link to the device")
 	return cmd

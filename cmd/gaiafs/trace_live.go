@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -16,6 +17,8 @@ import (
 	"github.com/spf13/cobra"
 
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
+	"github.com/gaiafs/gaiafs/control"
+	"github.com/gaiafs/gaiafs/fs"
 	"github.com/gaiafs/gaiafs/pagecache"
 	"github.com/gaiafs/gaiafs/pagecache/live"
 )
@@ -36,6 +39,11 @@ func (l *liveTrace) run(cmd *cobra.Command, mountpoint string) error {
 	}
 	if err := l.filter.Check(); err != nil {
 		return usageError{err}
+	}
+	for _, k := range l.filter.Kinds {
+		if all := liveKinds(); !slices.Contains(all, k) {
+			return usagef("there is no kind %q; there are %s", k, strings.Join(all, ", "))
+		}
 	}
 	filter, err := json.Marshal(l.filter)
 	if err != nil {
@@ -58,6 +66,11 @@ func (l *liveTrace) run(cmd *cobra.Command, mountpoint string) error {
 		return nil
 	}
 	return tooOld(err)
+}
+
+// liveKinds lists the kinds of events, sorted.
+func liveKinds() []string {
+	return slices.Sorted(slices.Values(append(append(fs.RequestKinds(), control.WatchedKinds()...), "transfer", "move")))
 }
 
 // belowMount returns a path relative to the mountpoint. path may begin with the mountpoint.

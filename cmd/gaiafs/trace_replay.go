@@ -95,8 +95,8 @@ docs/trace.md describes the model. The FILE - is standard input.`
 	m := replay.DefaultModel()
 	disk, link = size(m.Stages[1].Bandwidth), size(m.Stages[2].Bandwidth)
 	s.flags(cmd, "predictor", "predictors", prefetch.Names())
-	cmd.Flags().DurationVar(&latency, "disk-latency", m.Stages[1].Latency, "time until the disk begins to answer")
-	cmd.Flags().IntVar(&depth, "disk-depth", m.Stages[1].Depth, "requests that the disk serves concurrently")
+	cmd.Flags().DurationVar(&latency, "disk-latency", m.Stages[1].Latency, "`DURATION` until the disk begins to answer")
+	cmd.Flags().IntVar(&depth, "disk-depth", m.Stages[1].Depth, "number `N` of requests that the disk serves concurrently")
 	cmd.Flags().Var(&disk, "disk", "bytes per second of the disk")
 	cmd.Flags().Var(&link, "link", "bytes per second of the link to the device")
 	return cmd
@@ -196,8 +196,8 @@ func showTrace(w io.Writer, t *trace.Trace) error {
 		accesses, bytes, took = accesses+1, bytes+x.Len, took+x.Took
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "from %s, %s: %d accesses of %s in all, by %d programs\n", t.Start.Local().Format(time.DateTime),
-		last.Round(time.Millisecond), accesses, bytesText(bytes), len(t.Sources))
+	fmt.Fprintf(&b, "from %s, %s: %d accesses of %s in all, by %s\n", t.Start.Local().Format(time.DateTime),
+		last.Round(time.Millisecond), accesses, bytesText(bytes), count(len(t.Sources), "program"))
 	if written > 0 {
 		fmt.Fprintf(&b, "programs changed %s on devices\n", bytesText(written))
 	}

@@ -21,7 +21,7 @@ type scoring struct {
 func (s *scoring) flags(cmd *cobra.Command, thing, things string, names []string) {
 	cmd.Flags().BoolVar(&s.asJSON, "json", false, "print JSON")
 	partialFlag(cmd, &s.partial)
-	cmd.Flags().StringSliceVar(&s.names, thing, names, things+" to score")
+	cmd.Flags().StringSliceVar(&s.names, thing, names, "the `"+strings.ToUpper(things)+"` to score, such as "+names[0]+","+names[1])
 }
 
 func partialFlag(cmd *cobra.Command, partial *bool) {

@@ -267,7 +267,7 @@ func TestCommandTraceOfAPattern(t *testing.T) {
 		{[]string{"record", dir, "-o", dir + "/r"}, exitFailure, "is not a mountpoint of gaiafs"},
 		{[]string{"record", dir, "-o", dir + "/missing/r"}, exitFailure, "cannot be written"},
 		{[]string{"record", dir, "-o", dir + "/r", "--for=-1s"}, exitUsage, "negative"},
-		{[]string{"rewind"}, exitUsage, `there is no command "rewind"`},
+		{[]string{"rewind"}, exitUsage, `there is no command "trace rewind"`},
 	} {
 		r := gaiafsCommand(t, append([]string{"trace"}, c.args...)...)
 		require.Equal(t, c.code, r.code, "%v: %s", c.args, r.err)

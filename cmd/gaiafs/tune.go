@@ -75,7 +75,7 @@ it restores the mount's priorities. Only root and the user who mounted may do th
 		},
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "", "`FILE` to write, which must not exist")
-	cmd.Flags().IntVar(&runs, "runs", runs, "how often to run the program for each file; tune uses the median")
+	cmd.Flags().IntVar(&runs, "runs", runs, "run the program `N` times for each file; tune uses the median")
 	return cmd
 }
 
@@ -206,7 +206,7 @@ func (t *tuning) measure(ctx context.Context, onHost string) (median time.Durati
 		}
 		began := time.Now()
 		if err := t.run(ctx); err != nil {
-			return 0, nil, fmt.Errorf("the program: %w", err)
+			return 0, nil, fmt.Errorf("the program failed: %w", err)
 		}
 		times = append(times, time.Since(began))
 		if used, err = t.used(before); err != nil {

@@ -280,6 +280,9 @@ func (u *unmounting) busy(users []user) error {
 		})
 	}
 	advice := "end it"
+	if len(users) > 1 {
+		advice = "end them"
+	}
 	if len(users) > 0 && users[0].pid == 0 {
 		advice = "unmount it"
 	}

@@ -41,7 +41,6 @@ backing file. Both exit with 1 if something is missing or different.`,
 	cmd.Flags().BoolVarP(&w.recursive, "recursive", "r", false, "include the files below directories")
 	cmd.Flags().BoolVar(&w.check, "check", false, "only show what is on devices")
 	cmd.Flags().BoolVar(&w.verify, "verify", false, "only compare what is on devices with the backing files")
-	cmd.MarkFlagsMutuallyExclusive("check", "verify")
 	return cmd
 }
 
@@ -54,6 +53,9 @@ type warming struct {
 }
 
 func (w *warming) run(cmd *cobra.Command, args []string) error {
+	if w.check && w.verify {
+		return usagef("give --check or --verify, not both")
+	}
 	if w.device.host && (w.check || w.verify) {
 		return usagef("--check and --verify need a device: name one, or all")
 	}
@@ -94,10 +96,14 @@ func (w *warming) among(all []pagecache.DeviceStatus, mountpoint string) (device
 	case len(all) == 0:
 		return nil, fmt.Errorf("the mount has no devices (--gpus none): 'gaiafs warm --device host' brings files into the host's memory")
 	case len(devices) == 0:
-		return nil, fmt.Errorf("the mount has no device %d: 'gaiafs status %s' lists its devices", w.device.ordinal,
-			mountpoint)
+		return nil, noDevice(w.device.ordinal, mountpoint)
 	}
 	return devices, nil
+}
+
+// noDevice returns the error for a device that a mount does not have.
+func noDevice(ordinal int, mountpoint string) error {
+	return fmt.Errorf("the mount has no device %d: 'gaiafs status %s' lists its devices", ordinal, mountpoint)
 }
 
 // bring brings files to devices.

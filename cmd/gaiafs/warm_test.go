@@ -88,7 +88,14 @@ func TestWarmMoreThanFits(t *testing.T) {
 		{[]string{"warm", "--device=3", s.mountpoint + "/a"}, exitFailure, "the mount has no device 3"},
 		{[]string{"warm", "--device=x", s.mountpoint + "/a"}, exitUsage,
 			"neither a device's number, nor all, nor host"},
-		{[]string{"warm", "--check", "--verify", s.mountpoint + "/a"}, exitFailure, "[check verify]"},
+		{[]string{"warm", "--check", "--verify", s.mountpoint + "/a"}, exitUsage,
+			"give --check or --verify, not both"},
+		{[]string{"warm", "--check", "--device=gpu0", s.mountpoint + "/b"}, exitOK, ""},
+		{[]string{"evict", "--device=3", s.mountpoint + "/a"}, exitFailure, "the mount has no device 3: 'gaiafs status"},
+		{[]string{"status", "a", "b"}, exitUsage, "takes one MOUNTPOINT, or none; 2 arguments were given"},
+		{[]string{"version", "a"}, exitUsage, "takes no arguments; 1 argument was given"},
+		{[]string{"trace", s.mountpoint}, exitUsage, "'gaiafs trace --live " + s.mountpoint + "' shows what"},
+		{[]string{"trace", "--live", s.mountpoint, "--kind=reed"}, exitUsage, `there is no kind "reed"; there are abort-group, acquire, `},
 		{[]string{"evict"}, exitUsage, "needs the PATH"},
 	} {
 		r := gaiafsCommand(t, c.args...)
