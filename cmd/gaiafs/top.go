@@ -6,7 +6,7 @@ import (
 	"os"
 	"time"
 
-	tea "github.com/charmbracelet/bubbletea"
+	tea "charm.land/bubbletea/v2"
 	"github.com/spf13/cobra"
 )
 
@@ -41,7 +41,7 @@ It uses no colours.`,
 			}
 			m := topModel{mountpoint: args[0], every: every.Duration, before: first, now: first, width: leastWidth,
 				height: leastHeight}
-			last, err := tea.NewProgram(m, tea.WithAltScreen(), tea.WithInput(in), tea.WithOutput(out)).Run()
+			last, err := tea.NewProgram(m, tea.WithInput(in), tea.WithOutput(out)).Run()
 			if err != nil {
 				return err
 			}
@@ -97,7 +97,7 @@ func (m topModel) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	switch msg := msg.(type) {
 	case tea.WindowSizeMsg:
 		m.width, m.height = msg.Width, msg.Height
-	case tea.KeyMsg:
+	case tea.KeyPressMsg:
 		switch msg.String() {
 		case "q", "ctrl+c", "esc":
 			return m, tea.Quit
@@ -126,7 +126,14 @@ func (m *topModel) choose(by int) {
 }
 
 // View implements tea.Model.
-func (m topModel) View() string {
+func (m topModel) View() tea.View {
+	v := tea.NewView(m.screen())
+	v.AltScreen = true
+	return v
+}
+
+// screen returns the text of the view.
+func (m topModel) screen() string {
 	if m.width < leastWidth || m.height < leastHeight {
 		return fmt.Sprintf("top needs %d columns and %d lines; this terminal has %d and %d\n", leastWidth, leastHeight, m.width,
 			m.height)

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -8,8 +10,9 @@ import (
 	"testing"
 	"time"
 
-	tea "github.com/charmbracelet/bubbletea"
+	tea "charm.land/bubbletea/v2"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/gaiafs/gaiafs/control"
 	"github.com/gaiafs/gaiafs/pagecache"
@@ -122,32 +125,62 @@ func TestTopModel(t *testing.T) {
 		return s
 	}
 	see := func(s topSample) { m, _ = m.Update(sampled{topSample: s}) }
-	press := func(key tea.KeyType) { m, _ = m.Update(tea.KeyMsg{Type: key}) }
+	press := func(key rune) { m, _ = m.Update(tea.KeyPressMsg{Code: key}) }
 	see(files("a", "c"))
-	require.Contains(t, m.View(), "\n> a")
+	require.Contains(t, m.(topModel).screen(), "\n> a")
 	see(files("b", "c"))
-	require.Contains(t, m.View(), "\n> b", "the busiest file, until a key chooses one")
+	require.Contains(t, m.(topModel).screen(), "\n> b", "the busiest file, until a key chooses one")
 	press(tea.KeyDown)
-	require.Contains(t, m.View(), "\n> a")
+	require.Contains(t, m.(topModel).screen(), "\n> a")
 	for _, s := range []topSample{files("a", "c"), files("b", "a"), files("c", "b")} {
 		see(s)
-		require.Contains(t, m.View(), "\n> a", "the chosen file, wherever it is on the screen")
+		require.Contains(t, m.(topModel).screen(), "\n> a", "the chosen file, wherever it is on the screen")
 	}
 	press(tea.KeyDown)
-	require.Contains(t, m.View(), "\n> b")
+	require.Contains(t, m.(topModel).screen(), "\n> b")
 	press(tea.KeyDown)
-	require.Contains(t, m.View(), "\n> b", "the last row")
+	require.Contains(t, m.(topModel).screen(), "\n> b", "the last row")
 	press(tea.KeyUp)
 	press(tea.KeyUp)
 	press(tea.KeyUp)
-	require.Contains(t, m.View(), "\n> c", "the first row")
+	require.Contains(t, m.(topModel).screen(), "\n> c", "the first row")
 	see(topSample{})
 	press(tea.KeyDown)
-	require.Contains(t, m.View(), "devices hold nothing")
+	require.Contains(t, m.(topModel).screen(), "devices hold nothing")
 	m, _ = m.Update(tea.WindowSizeMsg{Width: 79, Height: 24})
-	require.Contains(t, m.View(), "top needs 80 columns and 24 lines; this terminal has 79 and 24")
-	_, quit := m.Update(tea.KeyMsg{Type: tea.KeyRunes, Runes: []rune{'q'}})
+	require.Contains(t, m.(topModel).screen(), "top needs 80 columns and 24 lines; this terminal has 79 and 24")
+	_, quit := m.Update(tea.KeyPressMsg{Code: 'q', Text: "q"})
 	require.NotNil(t, quit)
 	m, _ = m.Update(sampled{err: syscall.ENOTCONN})
 	require.ErrorContains(t, m.(topModel).err, "has ended")
+}
+
+// terminal returns both ends of a new terminal (pts(4)).
+func terminal(t *testing.T) (screen, tty *os.File) {
+	t.Helper()
+	screen, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
+	require.NoError(t, err)
+	t.Cleanup(func() { screen.Close() })
+	require.NoError(t, unix.IoctlSetPointerInt(int(screen.Fd()), unix.TIOCSPTLCK, 0))
+	number, err := unix.IoctlGetInt(int(screen.Fd()), unix.TIOCGPTN)
+	require.NoError(t, err)
+	tty, err = os.OpenFile(fmt.Sprint("/dev/pts/", number), os.O_RDWR|syscall.O_NOCTTY, 0)
+	require.NoError(t, err)
+	return screen, tty
+}
+
+// Commands other than top ask the terminal nothing. Not every terminal answers, and a command would wait for it.
+func TestCommandsAskTerminalsNothing(t *testing.T) {
+	screen, tty := terminal(t)
+	cmd := command(t, "help")
+	cmd.Env = append(cmd.Env, "TERM=xterm-256color", "CI=")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = tty, tty, tty
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	require.NoError(t, unix.IoctlSetWinsize(int(tty.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 70}))
+	require.NoError(t, cmd.Start())
+	require.NoError(t, tty.Close())
+	out, _ := io.ReadAll(screen) // EIO once the command has ended
+	require.NoError(t, cmd.Wait())
+	require.NotContains(t, string(out), "\x1b")
+	require.Contains(t, string(out), "Programs on the\r\nCPU use them as usual;", "lines of 70 columns")
 }

@@ -22,7 +22,7 @@ const (
 	sys        = "golang.org/x/sys/..."
 	purego     = "github.com/ebitengine/purego/..."
 	ristretto  = "github.com/dgraph-io/ristretto/v2/..."
-	bubbletea  = "github.com/charmbracelet/bubbletea/..."
+	bubbletea  = "charm.land/bubbletea/v2/..."
 	cobra      = "github.com/spf13/cobra/..."
 	pflag      = "github.com/spf13/pflag/..."
 	toml       = "github.com/BurntSushi/toml/..."
