@@ -68,8 +68,8 @@ func TestSet(t *testing.T) {
 		"eviction: \"fifo\" is none of allocated, lru":                                     "eviction=fifo",
 		"\"eviction\" is not NAME=VALUE":                                                   "eviction",
 		"gpu-memory: \"much\" is not a size":                                               "gpu-memory=much",
-		"gpu-memory: 1.0MiB is too little: a device needs at least 2MiB":                                                     "gpu-memory=1M",
-		"gpu-memory: device 0: a budget of 1000 TiB is more than the device has":                                                      "gpu-memory=1000T",
+		"gpu-memory: 1.0MiB is too little: a device needs at least 2MiB":                   "gpu-memory=1M",
+		"gpu-memory: device 0: a budget of 1000 TiB is more than the device has":           "gpu-memory=1000T",
 	} {
 		r := gaiafsCommand(t, "set", s.mountpoint, "transfers=fcfs", setting)
 		code := exitUsage
