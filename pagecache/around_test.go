@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -34,7 +35,7 @@ func (s *source) readDirect(t *testing.T, off, n int) []byte {
 // write.
 func TestSmallReadsBringWhatIsAround(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
-	m.cache.clean.Patience = time.Minute // slow devices are not tested here
+	m.cache.clean.WaitForDevicesForTesting()
 	src, _ := m.sharedFile(sharedSize)
 	m.run(src, 0, 0, sharedSize, false)
 	rnd := rand.New(rand.NewPCG(1, 2))
@@ -65,7 +66,7 @@ func TestSmallReadsBringWhatIsAround(t *testing.T) {
 func TestNothingIsReadAgain(t *testing.T) {
 	const chunks = 3 * cleanread.AroundDebt / 2
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways), hostMemory(4<<20))
-	m.cache.clean.Patience = time.Minute // slow devices are not tested here
+	m.cache.clean.WaitForDevicesForTesting()
 	src, _ := m.sharedFile(chunks * cleanread.ChunkSize)
 	m.run(src, 0, 0, chunks*cleanread.ChunkSize, false)
 	m.cache.clean.Age = 0
@@ -88,7 +89,7 @@ func TestNothingIsReadAgain(t *testing.T) {
 // again.
 func TestAFailedReadBringsNothing(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
-	m.cache.clean.Patience = time.Minute // slow devices are not tested here
+	m.cache.clean.WaitForDevicesForTesting()
 	src, home := m.sharedFile(sharedSize)
 	m.run(src, 0, 0, sharedSize, false)
 	m.devices[0].Fail(faulty.CopyOut, 1, bytes.ErrTooLarge)
@@ -110,8 +111,9 @@ func TestWhatIsIdleChangesNothing(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
 	src, _ := m.sharedFile(sharedSize)
 	m.run(src, 0, 0, sharedSize, false)
-	m.cache.clean.Patience = time.Minute // slow devices are not tested here
+	m.cache.clean.WaitForDevicesForTesting()
 	src.readDirect(t, 0, 10)
+	src.settle(t)
 	f := src.attached
 	f.mu.Lock()
 	f.untrackIdleLocked()
@@ -125,32 +127,34 @@ func TestWhatIsIdleChangesNothing(t *testing.T) {
 func TestGivenUpTwice(t *testing.T) {
 	for name, before := range map[string]int{"while it runs": 0, "while it waits": schedule.MostCalls} {
 		t.Run(name, func(t *testing.T) {
-			m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
-			src, _ := m.sharedFile(sharedSize)
-			m.run(src, 0, 0, sharedSize, false)
-			m.cache.clean.Patience = 400 * time.Millisecond // longer than a second reader of the copy waits
-			gate := m.devices[0].Hold(faulty.CopyOut)
-			var readers sync.WaitGroup
-			for k := range before + 1 {
-				at := k * cleanread.ChunkSize
-				read := func() {
-					require.True(t, bytes.Equal(src.home.bytes(at, page.Size), src.readDirect(t, at, page.Size)))
-				}
-				readers.Go(read)
-				require.Eventually(t, func() bool {
-					return m.cache.Status().Devices[0].Read.QueuedBytes == int64(k+1)*cleanread.ChunkSize
-				}, time.Minute, time.Millisecond/10)
-				if k == before {
+			synctest.Test(t, func(t *testing.T) {
+				m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
+				src, _ := m.sharedFile(sharedSize)
+				m.run(src, 0, 0, sharedSize, false)
+				m.cache.clean.Patience = 400 * time.Millisecond // longer than a second reader of the copy waits
+				gate := m.devices[0].Hold(faulty.CopyOut)
+				var readers sync.WaitGroup
+				for k := range before + 1 {
+					at := k * cleanread.ChunkSize
+					read := func() {
+						require.True(t, bytes.Equal(src.home.bytes(at, page.Size), src.readDirect(t, at, page.Size)))
+					}
 					readers.Go(read)
+					require.Eventually(t, func() bool {
+						return m.cache.Status().Devices[0].Read.QueuedBytes == int64(k+1)*cleanread.ChunkSize
+					}, time.Minute, time.Millisecond/10)
+					if k == before {
+						readers.Go(read)
+					}
 				}
-			}
-			readers.Wait()
-			gate.Open()
-			m.cache.waitCopies()
-			state := m.cache.devices[0].reads()
-			require.False(t, state.Stuck)
-			require.Zero(t, state.Queued)
-			require.Zero(t, m.cache.clean.Bytes())
+				readers.Wait()
+				gate.Open()
+				m.cache.waitCopies()
+				state := m.cache.devices[0].reads()
+				require.False(t, state.Stuck)
+				require.Zero(t, state.Queued)
+				require.Zero(t, m.cache.clean.Bytes())
+			})
 		})
 	}
 }
@@ -182,34 +186,37 @@ func TestReadersBehindHungCopies(t *testing.T) {
 // The time that home takes for its part of a read does not count as the device's. A failed copy is no error for the
 // reader.
 func TestReadersCopyThemselves(t *testing.T) {
-	m := newMachine(t, 1)
-	d := m.cache.devices[0]
-	d.serves.Engines = false
-	src, home := m.sharedFile(sharedSize)
-	m.run(src, 0, 0, 2<<20, false)
-	home.slow.Store(int64(2 * time.Millisecond))
-	gate := m.devices[0].Hold(faulty.CopyOut)
-	read := make(chan []byte, 1)
-	go func() { read <- src.readDirect(t, 0, 1<<20) }()
-	<-gate.Arrived()
-	gate.Open()
-	require.True(t, bytes.Equal(src.home.bytes(0, 1<<20), <-read))
-	require.Zero(t, home.reads.Load())
-	began := time.Now()
-	require.True(t, bytes.Equal(src.home.bytes(0, 1<<20), src.readDirect(t, 0, 1<<20)))
-	slow := max(10*time.Since(began), 2*time.Millisecond) // more than the device takes
-	before := home.reads.Load()
-	home.slow.Store(int64(slow))
-	for range 8 { // home serves half of each read
-		require.True(t, bytes.Equal(src.home.bytes(2<<20-256<<10, 512<<10), src.readDirect(t, 2<<20-256<<10, 512<<10)))
-	}
-	require.EqualValues(t, 8, home.reads.Load()-before)
-	m.devices[0].Fail(faulty.CopyOut, 1, bytes.ErrTooLarge)
-	require.True(t, bytes.Equal(src.home.bytes(0, 10), src.readDirect(t, 0, 10)))
-	require.EqualValues(t, 1, m.counter(fallbacks))
-	e := d.reads()
-	require.Less(t, e.Latency+time.Duration(float64(512<<10)/e.Bandwidth*1e9), slow)
-	require.Zero(t, e.Queued)
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine(t, 1)
+		d := m.cache.devices[0]
+		d.serves.Engines = false
+		src, home := m.sharedFile(sharedSize)
+		m.run(src, 0, 0, 2<<20, false)
+		home.slow.Store(int64(2 * time.Millisecond))
+		gate := m.devices[0].Hold(faulty.CopyOut)
+		read := make(chan []byte, 1)
+		go func() { read <- src.readDirect(t, 0, 1<<20) }()
+		<-gate.Arrived()
+		gate.Open()
+		require.True(t, bytes.Equal(src.home.bytes(0, 1<<20), <-read))
+		require.Zero(t, home.reads.Load())
+		began := time.Now()
+		require.True(t, bytes.Equal(src.home.bytes(0, 1<<20), src.readDirect(t, 0, 1<<20)))
+		slow := max(10*time.Since(began), 2*time.Millisecond) // more than the device takes
+		before := home.reads.Load()
+		home.slow.Store(int64(slow))
+		for range 8 { // home serves half of each read
+			const at, n = 2<<20 - 256<<10, 512 << 10
+			require.True(t, bytes.Equal(src.home.bytes(at, n), src.readDirect(t, at, n)))
+		}
+		require.EqualValues(t, 8, home.reads.Load()-before)
+		m.devices[0].Fail(faulty.CopyOut, 1, bytes.ErrTooLarge)
+		require.True(t, bytes.Equal(src.home.bytes(0, 10), src.readDirect(t, 0, 10)))
+		require.EqualValues(t, 1, m.counter(fallbacks))
+		e := d.reads()
+		require.Less(t, e.Latency+time.Duration(float64(512<<10)/e.Bandwidth*1e9), slow)
+		require.Zero(t, e.Queued)
+	})
 }
 
 // TestNoPlaceForMore: if no device has copy engines, reads are not followed, and no chunks are fetched.
@@ -227,23 +234,25 @@ func TestNoPlaceForMore(t *testing.T) {
 // TestCopyEngines: a device whose copies need host processors serves only the bytes asked for, with nothing around or
 // ahead of them.
 func TestCopyEngines(t *testing.T) {
-	for _, engines := range []bool{true, false} {
-		m := newMachine(t, 1)
-		m.cache.devices[0].serves.Engines = engines
-		src, home := m.sharedFile(sharedSize)
-		m.run(src, 0, 0, sharedSize, false)
-		home.slow.Store(int64(2 * time.Millisecond))
-		for k := range 8 {
-			at := k * 150 << 10
-			require.True(t, bytes.Equal(src.home.bytes(at, 10), src.readDirect(t, at, 10)))
+	synctest.Test(t, func(t *testing.T) {
+		for _, engines := range []bool{true, false} {
+			m := newMachine(t, 1)
+			m.cache.devices[0].serves.Engines = engines
+			src, home := m.sharedFile(sharedSize)
+			m.run(src, 0, 0, sharedSize, false)
+			home.slow.Store(int64(2 * time.Millisecond))
+			for k := range 8 {
+				at := k * 150 << 10
+				require.True(t, bytes.Equal(src.home.bytes(at, 10), src.readDirect(t, at, 10)))
+			}
+			for k := range 16 {
+				at := k << 16
+				require.True(t, bytes.Equal(src.home.bytes(at, 1<<16), src.read(t, at, 1<<16)))
+			}
+			m.cache.waitCopies()
+			require.Positive(t, m.counter(deviceReads))
+			ahead := m.cache.counters.AheadBytes.Load()
+			require.Equal(t, engines, ahead > 0, "%d bytes", ahead)
 		}
-		for k := range 16 {
-			at := k << 16
-			require.True(t, bytes.Equal(src.home.bytes(at, 1<<16), src.read(t, at, 1<<16)))
-		}
-		m.cache.waitCopies()
-		require.Positive(t, m.counter(deviceReads))
-		ahead := m.cache.counters.AheadBytes.Load()
-		require.Equal(t, engines, ahead > 0, "%d bytes", ahead)
-	}
+	})
 }

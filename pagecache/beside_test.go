@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -91,7 +92,10 @@ func TestWhoFindsAChangeTellsTheKernel(t *testing.T) {
 			<-over
 			f.mu.RUnlock()
 		})
-		time.Sleep(10 * time.Millisecond) // it waits by then; if it does not, the test finds no fault
+		stacks := make([]byte, 1<<20)
+		require.Eventually(t, func() bool {
+			return bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("[sync.RWMutex.RLock"))
+		}, patient, time.Millisecond, "it waits")
 	})
 	told := 0
 	src.kernel.hook = func(int64, int64) { told++ }

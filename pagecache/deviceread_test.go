@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -79,7 +80,7 @@ func TestReadFromDevice(t *testing.T) {
 	for _, how := range []string{"read", "write", "unmapped"} {
 		t.Run(how, func(t *testing.T) {
 			m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
-			m.cache.clean.Patience = time.Minute // slow devices are not tested here
+			m.cache.clean.WaitForDevicesForTesting()
 			src, home := m.sharedFile(sharedSize)
 			p := m.run(src, 0, 0, sharedSize, how == "write")
 			if how == "unmapped" {
@@ -88,6 +89,7 @@ func TestReadFromDevice(t *testing.T) {
 			for _, at := range []int{0, 3 << 20, 1<<20 + 5, sharedSize - 100, sharedSize - 4196} {
 				n := min(64<<10, sharedSize-at)
 				require.True(t, bytes.Equal(src.home.bytes(at, n), src.read(t, at, n)), at)
+				src.settle(t)
 			}
 			require.Empty(t, src.read(t, sharedSize, 10))
 			require.Len(t, src.read(t, sharedSize-10, 4096), 10)
@@ -127,7 +129,7 @@ func TestHostCacheFirst(t *testing.T) {
 // not copied from the device again and again without use.
 func TestUnreleasedStoresAreNotRead(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
-	m.cache.clean.Patience = time.Minute // slow devices are not tested here
+	m.cache.clean.WaitForDevicesForTesting()
 	src, _ := m.sharedFile(sharedSize)
 	p := m.run(src, 0, 0, sharedSize, true)
 	want := src.home.bytes(0, sharedSize)
@@ -152,7 +154,7 @@ func TestUnreleasedStoresAreNotRead(t *testing.T) {
 // no file and are not read.
 func TestStoresAfterTheEnd(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
-	m.cache.clean.Patience = time.Minute // slow devices are not tested here
+	m.cache.clean.WaitForDevicesForTesting()
 	src, _ := m.sharedFile(sharedSize)
 	m.run(src, 0, 0, page.Size, false)
 	p := m.run(src, 0, 0, sharedSize, true)
@@ -208,7 +210,7 @@ func TestStoresBesideTheMapping(t *testing.T) {
 // during starts a read of n bytes at off, and calls do while the device copies them.
 func during(t *testing.T, m *machine, src *source, off, n int, do func()) []byte {
 	t.Helper()
-	m.cache.clean.Patience = time.Minute
+	m.cache.clean.WaitForDevicesForTesting()
 	gate := m.devices[0].Hold(faulty.CopyOut)
 	got := make(chan []byte, 1)
 	go func() { got <- src.read(t, off, n) }()
@@ -360,74 +362,79 @@ func TestMapDuringAHungCopy(t *testing.T) {
 	_, err := m.cache.Map(ctx, other, MapRequest{Len: size / 2})
 	require.ErrorIs(t, err, context.Canceled)
 	gate.Open()
+	m.cache.waitCopies()
 	m.run(other, 0, 0, size, false)
 }
 
 // TestHungDevice: reads get their bytes from home within a bounded time, nothing else waits, and no read asks the
 // device again until it answers.
 func TestHungDevice(t *testing.T) {
-	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
-	src, home := m.sharedFile(sharedSize)
-	m.run(src, 0, 0, sharedSize, false)
-	gate := m.devices[0].Hold(faulty.CopyOut)
-	began := time.Now()
-	var readers sync.WaitGroup
-	for k := range 8 {
-		readers.Go(func() {
-			at := k * 300 << 10
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
+		src, home := m.sharedFile(sharedSize)
+		m.run(src, 0, 0, sharedSize, false)
+		gate := m.devices[0].Hold(faulty.CopyOut)
+		began := time.Now()
+		var readers sync.WaitGroup
+		for k := range 8 {
+			readers.Go(func() {
+				at := k * 300 << 10
+				require.True(t, bytes.Equal(src.home.bytes(at, 4096), src.read(t, at, 4096)))
+			})
+		}
+		<-gate.Arrived()
+		src.write(t, 4<<20, []byte("nobody waits")) // File.mu is free
+		readers.Wait()
+		require.Less(t, time.Since(began), 10*time.Second)
+		require.Positive(t, m.counter(fallbacks))
+		calls, reads := m.devices[0].Calls(faulty.CopyOut), home.reads.Load()
+		for k := range 20 {
+			at := k * 100 << 10
 			require.True(t, bytes.Equal(src.home.bytes(at, 4096), src.read(t, at, 4096)))
-		})
-	}
-	<-gate.Arrived()
-	src.write(t, 4<<20, []byte("nobody waits")) // File.mu is free
-	readers.Wait()
-	require.Less(t, time.Since(began), 10*time.Second)
-	require.Positive(t, m.counter(fallbacks))
-	calls, reads := m.devices[0].Calls(faulty.CopyOut), home.reads.Load()
-	for k := range 20 {
-		at := k * 100 << 10
-		require.True(t, bytes.Equal(src.home.bytes(at, 4096), src.read(t, at, 4096)))
-	}
-	require.Equal(t, calls, m.devices[0].Calls(faulty.CopyOut), "no read asks the device")
-	require.Equal(t, reads+20, home.reads.Load())
-	require.True(t, m.cache.Status().Devices[0].Read.Stuck)
+		}
+		require.Equal(t, calls, m.devices[0].Calls(faulty.CopyOut), "no read asks the device")
+		require.Equal(t, reads+20, home.reads.Load())
+		require.True(t, m.cache.Status().Devices[0].Read.Stuck)
 
-	gate.Open()
-	require.Eventually(t, func() bool { return !m.cache.Status().Devices[0].Read.Stuck }, 10*time.Second,
-		time.Millisecond)
-	before := m.counter(deviceReads)
-	require.True(t, bytes.Equal(src.home.bytes(0, 4096), src.read(t, 0, 4096)))
-	require.Equal(t, before+1, m.counter(deviceReads))
+		gate.Open()
+		require.Eventually(t, func() bool { return !m.cache.Status().Devices[0].Read.Stuck }, 10*time.Second,
+			time.Millisecond)
+		before := m.counter(deviceReads)
+		require.True(t, bytes.Equal(src.home.bytes(0, 4096), src.read(t, 0, 4096)))
+		require.Equal(t, before+1, m.counter(deviceReads))
+	})
 }
 
 // TestHungReadAhead: read-ahead from a hung device does not delay readers for long either.
 func TestHungReadAhead(t *testing.T) {
-	const step = 64 << 10
-	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
-	src, _ := m.sharedFile(16 << 20)
-	m.run(src, 0, 0, 16<<20, false)
-	k := 0
-	for ; k < 16; k++ {
-		src.read(t, k*step, step)
-	}
-	gate := m.devices[0].Hold(faulty.CopyOut)
-	began := time.Now()
-	for ; k < 256; k++ {
-		require.True(t, bytes.Equal(src.home.bytes(k*step, step), src.read(t, k*step, step)))
-	}
-	require.Less(t, time.Since(began), 5*time.Second)
-	require.LessOrEqual(t, m.counter(fallbacks), int64(40), "those under way, and one more")
-	gate.Open()
-	require.Eventually(t, func() bool { return !m.cache.Status().Devices[0].Read.Stuck }, 10*time.Second,
-		time.Millisecond)
-	src.settle(t)
-	require.LessOrEqual(t, m.cache.clean.Bytes(), m.cache.clean.Limit+cleanread.ChunkSize)
+	synctest.Test(t, func(t *testing.T) {
+		const step = 64 << 10
+		m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
+		src, _ := m.sharedFile(16 << 20)
+		m.run(src, 0, 0, 16<<20, false)
+		k := 0
+		for ; k < 16; k++ {
+			src.read(t, k*step, step)
+		}
+		gate := m.devices[0].Hold(faulty.CopyOut)
+		began := time.Now()
+		for ; k < 256; k++ {
+			require.True(t, bytes.Equal(src.home.bytes(k*step, step), src.read(t, k*step, step)))
+		}
+		require.Less(t, time.Since(began), 5*time.Second)
+		require.LessOrEqual(t, m.counter(fallbacks), int64(40), "those under way, and one more")
+		gate.Open()
+		require.Eventually(t, func() bool { return !m.cache.Status().Devices[0].Read.Stuck }, 10*time.Second,
+			time.Millisecond)
+		src.settle(t)
+		require.LessOrEqual(t, m.cache.clean.Bytes(), m.cache.clean.Limit+cleanread.ChunkSize)
+	})
 }
 
 // TestFailingDevice: if a copy fails or the device is lost, reads are served from home.
 func TestFailingDevice(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
-	m.cache.clean.Patience = time.Minute // slow devices are not tested here
+	m.cache.clean.WaitForDevicesForTesting()
 	src, _ := m.sharedFile(sharedSize)
 	m.run(src, 0, 0, sharedSize, false)
 	m.devices[0].Fail(faulty.CopyOut, 1, context.DeadlineExceeded)
@@ -445,35 +452,37 @@ func TestFailingDevice(t *testing.T) {
 
 // TestReadsMove: reads move to the faster side, and back, on their own.
 func TestReadsMove(t *testing.T) {
-	m := newMachine(t, 1)
-	src, home := m.sharedFile(sharedSize)
-	m.run(src, 0, 0, sharedSize, false)
-	rnd := rand.New(rand.NewPCG(1, 1))
-	// until reads until ten reads in a row came from the expected side.
-	until := func(from func(*Counters) *atomic.Int64, what string) {
-		t.Helper()
-		deadline := time.Now().Add(30 * time.Second)
-		for streak := 0; streak < 10; streak++ {
-			require.True(t, time.Now().Before(deadline), "%s: %+v", what, m.cache.Status())
-			before := m.counter(from)
-			const n = (cleanread.AroundPages + 1) * page.Size // more than is kept in host memory here
-			at := rnd.IntN((sharedSize-n)>>page.Shift) << page.Shift
-			require.True(t, bytes.Equal(src.home.bytes(at, n), src.readDirect(t, at, n)))
-			if m.counter(from) == before {
-				streak = -1
-				time.Sleep(time.Millisecond) // let others run: probes are made in the background
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine(t, 1)
+		src, home := m.sharedFile(sharedSize)
+		m.run(src, 0, 0, sharedSize, false)
+		rnd := rand.New(rand.NewPCG(1, 1))
+		// until reads until ten reads in a row came from the expected side.
+		until := func(from func(*Counters) *atomic.Int64, what string) {
+			t.Helper()
+			deadline := time.Now().Add(30 * time.Second)
+			for streak := 0; streak < 10; streak++ {
+				require.True(t, time.Now().Before(deadline), "%s: %+v", what, m.cache.Status())
+				before := m.counter(from)
+				const n = (cleanread.AroundPages + 1) * page.Size // more than is kept in host memory here
+				at := rnd.IntN((sharedSize-n)>>page.Shift) << page.Shift
+				require.True(t, bytes.Equal(src.home.bytes(at, n), src.readDirect(t, at, n)))
+				if m.counter(from) == before {
+					streak = -1
+					time.Sleep(time.Millisecond) // let others run: probes are made in the background
+				}
 			}
 		}
-	}
-	home.slow.Store(int64(3 * time.Millisecond))
-	until(deviceReads, "the disk is busy")
-	m.devices[0].Slow(faulty.CopyOut, 10*time.Millisecond)
-	until(diskReads, "the device is slower still")
-	m.devices[0].Slow(faulty.CopyOut, 0)
-	until(deviceReads, "the device is fast again")
-	home.slow.Store(0)
-	m.devices[0].Slow(faulty.CopyOut, 2*time.Millisecond)
-	until(diskReads, "the disk is idle again")
+		home.slow.Store(int64(3 * time.Millisecond))
+		until(deviceReads, "the disk is busy")
+		m.devices[0].Slow(faulty.CopyOut, 10*time.Millisecond)
+		until(diskReads, "the device is slower still")
+		m.devices[0].Slow(faulty.CopyOut, 0)
+		until(deviceReads, "the device is fast again")
+		home.slow.Store(0)
+		m.devices[0].Slow(faulty.CopyOut, 2*time.Millisecond)
+		until(diskReads, "the disk is idle again")
+	})
 }
 
 // TestHomeStaysOpenWhileItIsMeasured: while a probe reads home, it is neither closed nor replaced by a writable one.
@@ -574,6 +583,7 @@ func (h *closingHome) Close() error {
 // from home in one piece.
 func TestReadInPart(t *testing.T) {
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
+	m.cache.clean.WaitForDevicesForTesting()
 	src, home := m.sharedFile(sharedSize)
 	m.run(src, 0, 0, 1<<20, false)
 	for _, c := range []struct{ off, n, reads int }{
@@ -597,6 +607,7 @@ func TestReadInPart(t *testing.T) {
 // TestSplitRead: a large read comes from both sides if neither is much faster.
 func TestSplitRead(t *testing.T) {
 	m := newMachine(t, 1)
+	m.cache.clean.WaitForDevicesForTesting()
 	src, _ := m.sharedFile(sharedSize)
 	m.run(src, 0, 0, sharedSize, false)
 	for _, p := range []*mover.Place{m.cache.clean.Disk(), m.cache.devices[0].moves.Cost} {
@@ -626,7 +637,7 @@ func (s *source) chunks() (n int) { return s.attached.clean.ChunksForTesting() }
 func TestReadAheadFromDevice(t *testing.T) {
 	const size, step = 16 << 20, 64 << 10
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways))
-	m.cache.clean.Patience = time.Minute // slow devices are not tested here
+	m.cache.clean.WaitForDevicesForTesting()
 	src, home := m.sharedFile(size)
 	m.run(src, 0, 0, size, false)
 	for k := range 60 {
@@ -670,13 +681,13 @@ func TestCleanPagesAreNeverStale(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t, 2, readsFrom(DeviceReadsAlways))
-			m.cache.clean.Patience = time.Minute // slow devices are not tested here
+			m.cache.clean.WaitForDevicesForTesting()
 			src, _ := m.sharedFile(size)
 			m.run(src, 0, 0, size, false)
 			for k := range 8 {
 				src.read(t, k*step, step)
+				src.settle(t)
 			}
-			src.settle(t)
 			at := 8*step + 10*page.Size + 50
 			require.Greater(t, src.chunks(), 1)
 			do(t, m, src, at)
@@ -699,7 +710,7 @@ func TestCleanPagesAreNeverStale(t *testing.T) {
 func TestCleanPagesAreBounded(t *testing.T) {
 	const size, step = 48 << 20, 64 << 10
 	m := newMachine(t, 1, readsFrom(DeviceReadsAlways), hostMemory(4<<20))
-	m.cache.clean.Patience = time.Minute // slow devices are not tested here
+	m.cache.clean.WaitForDevicesForTesting()
 	src, _ := m.sharedFile(size)
 	m.run(src, 0, 0, size, false)
 	require.EqualValues(t, 2<<20, m.cache.Status().CleanLimit)

@@ -3,6 +3,7 @@ package pagecache
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"math/rand/v2"
 	"runtime"
@@ -22,10 +23,9 @@ import (
 // noisyFile makes a file whose pages all differ, and whose last page is not full.
 func (m *machine) noisyFile(size int) *source {
 	src := m.file(size)
-	rnd := rand.New(rand.NewPCG(uint64(size), 7))
-	for i := range src.home.data {
-		src.home.data[i] = byte(rnd.Uint32())
-	}
+	var seed [32]byte
+	binary.LittleEndian.PutUint64(seed[:], uint64(size))
+	_, _ = rand.NewChaCha8(seed).Read(src.home.data) // much faster than byte by byte under the race detector
 	return src
 }
 

@@ -78,9 +78,9 @@ const (
 // Cache serves the CPU reads of one mount. Its methods may be called from any goroutine.
 type Cache struct {
 	Options
-	// Patience is the least time that a reader waits for a copy. Age is the least time that an unread chunk stays.
-	// Tests change both before they read.
-	Patience, Age time.Duration
+	// Patience is the least time that a reader waits for a copy, and ChunkPatience the longest time that it waits for a
+	// chunk. Age is the least time that an unread chunk stays. Tests change them before they read.
+	Patience, ChunkPatience, Age time.Duration
 
 	disk *mover.Place // the place that homes are read from
 	// trials are those of small and large reads, around those of reads that bring a chunk.
@@ -102,7 +102,7 @@ func New(o Options) (c *Cache, err error) {
 		o.When = Off
 	}
 	o.Limit = max(o.Limit, ChunkSize)
-	c = &Cache{Options: o, Patience: leastPatience, Age: chunkAge, disk: mover.NewDisk()}
+	c = &Cache{Options: o, Patience: leastPatience, ChunkPatience: chunkPatience, Age: chunkAge, disk: mover.NewDisk()}
 	for _, d := range o.Devices {
 		d.overhead = mover.NewPlace(overheadLatency, overheadBandwidth)
 	}

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -48,13 +49,15 @@ func (f *file) random(jobs, reads int, n int64, home Home) time.Duration {
 
 // TestSlowerDeviceIsLeftAlone: if a device is slower than home, reads go to home, except for trials.
 func TestSlowerDeviceIsLeftAlone(t *testing.T) {
-	f := newFile(t, 16<<20, func(o *Options) { o.When = Auto })
-	f.device.Slow(faulty.CopyOut, 50*time.Millisecond)
-	home := slowHome{f, time.Millisecond, make(chan struct{}, 4)}
-	f.random(1, 100, 64<<10, home)
-	before := f.all.DeviceReads.Load()
-	f.random(1, 200, 64<<10, home)
-	require.Less(t, f.all.DeviceReads.Load()-before, int64(50), "of 200")
+	synctest.Test(t, func(t *testing.T) {
+		f := newFile(t, 16<<20, func(o *Options) { o.When = Auto })
+		f.device.Slow(faulty.CopyOut, 50*time.Millisecond)
+		home := slowHome{f, time.Millisecond, make(chan struct{}, 4)}
+		f.random(1, 100, 64<<10, home)
+		before := f.all.DeviceReads.Load()
+		f.random(1, 200, 64<<10, home)
+		require.Less(t, f.all.DeviceReads.Load()-before, int64(50), "of 200")
+	})
 }
 
 // BenchmarkChoice reads at random from a file that home and a device both have. It reports the time relative to the

@@ -25,7 +25,7 @@ const (
 	// ChunkPages is the number of pages of a chunk, 128 KiB: those of one read request.
 	ChunkPages = 1 << chunkShift
 	ChunkSize  = ChunkPages * page.Size
-	// chunkPatience is how long a read waits for a chunk.
+	// chunkPatience is Cache.ChunkPatience by default.
 	chunkPatience = 100 * time.Millisecond
 )
 
@@ -230,7 +230,7 @@ func (k *chunk) wait() bool {
 		if j != nil {
 			j.Hurry()
 		}
-		timer := time.NewTimer(chunkPatience)
+		timer := time.NewTimer(k.f.c.ChunkPatience)
 		defer timer.Stop()
 		select {
 		case <-k.ready:

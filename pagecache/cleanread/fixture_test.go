@@ -6,7 +6,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -82,7 +81,7 @@ func newFile(t testing.TB, size int64, tune func(o *Options)) *file {
 	}
 	c, err := New(o)
 	require.NoError(t, err)
-	c.Patience = time.Minute // most tests are not about slow devices, and run on busy machines
+	c.WaitForDevicesForTesting() // most tests are not about slow devices, and run on busy machines
 	f.File = c.NewFile(1, f)
 	mem, err := d.Alloc(memory)
 	require.NoError(t, err)

@@ -2,6 +2,7 @@ package cleanread
 
 import (
 	"context"
+	"time"
 
 	"github.com/gaiafs/gaiafs/internal/page"
 )
@@ -45,3 +46,7 @@ func (f *File) ForgiveForTesting() {
 
 // ProbeHomeForTesting reads home only to measure.
 func (f *File) ProbeHomeForTesting(rg page.Range) { f.probeHome(rg) }
+
+// WaitForDevicesForTesting makes readers wait for devices as long as it takes. A busy machine may be slower than any
+// bound.
+func (c *Cache) WaitForDevicesForTesting() { c.Patience, c.ChunkPatience = time.Minute, time.Minute }

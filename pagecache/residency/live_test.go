@@ -1,7 +1,9 @@
 package residency
 
 import (
+	"bytes"
 	"context"
+	"runtime"
 	"syscall"
 	"testing"
 	"time"
@@ -127,7 +129,10 @@ func TestGuaranteesWhileABudgetChanges(t *testing.T) {
 	go func() {
 		done <- SetTenants([]*Device{d}, []tenants.Tenant{{ID: tenants.User(1), Weight: 1, Guaranteed: 8 * granule}})
 	}()
-	time.Sleep(10 * time.Millisecond)
+	stacks := make([]byte, 1<<20)
+	require.Eventually(t, func() bool {
+		return bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("[sync.Mutex.Lock"))
+	}, time.Minute, time.Millisecond, "it waits")
 	d.resize(4 * granule)
 	d.budgeting.Unlock()
 	require.ErrorIs(t, <-done, syscall.EINVAL)
