@@ -286,7 +286,9 @@ int gaiafs_greet(int fd, const char *path, uint8_t *record, struct gaiafs_welcom
 	if (err == EAGAIN)
 		return gaiafs_failed(f, ETIMEDOUT, "gaiafs does not take connections on %s", path);
 	if (err == ENOENT)
-		err = ECONNREFUSED;
+		return gaiafs_failed(f, ECONNREFUSED,
+				     "there is no socket %s here: gaiafs has ended, or this is a container that lacks the "
+				     "folder", path);
 	if (err != 0)
 		return gaiafs_failed(f, err, "gaiafs does not listen on %s (%s): is it still running?", path, strerror(err));
 	(void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &forever, sizeof forever);

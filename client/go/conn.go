@@ -137,7 +137,8 @@ func dialSocket(socket string, deadline time.Time) (*net.UnixConn, error) {
 			time.Sleep(wait) // the kernel does not tell when the queue has room again
 			continue
 		case errors.Is(err, syscall.ENOENT):
-			err = syscall.ECONNREFUSED
+			return nil, failed(syscall.ECONNREFUSED, "there is no socket %s here: gaiafs has ended, or this is a "+
+				"container that lacks the folder", socket)
 		}
 		return nil, asError(err, "gaiafs does not listen on %s", socket)
 	}

@@ -233,11 +233,13 @@ func allMounts(patience time.Duration) ([]row, error) {
 			}
 		default:
 			r.State, r.what = stateOf(err), stateOf(err)
-			switch r.State {
-			case "hidden":
+			switch {
+			case isUnreachable(m.Mountpoint, err):
+				r.State, r.what = "silent", "its control socket is not here: a container needs the folder of it"
+			case r.State == "hidden":
 				r.what = "of another user"
-			case "silent":
-				r.what = "its daemon does not answer"
+			case r.State == "silent":
+				r.what = noAnswer
 			}
 		}
 		rows = append(rows, r)
@@ -272,6 +274,9 @@ func silentRow(f found, mounts []fs.MountInfo, served map[string]bool) row {
 	}
 	return r
 }
+
+// noAnswer describes a daemon that does not answer, if nothing else is known.
+const noAnswer = "its daemon does not answer"
 
 // stateOf names the reason why a daemon gave no status.
 func stateOf(err error) string {

@@ -137,8 +137,8 @@ func checkMounts() []check {
 
 // silentCheck is the finding about a mount whose daemon does not answer.
 func silentCheck(r row) check {
-	c := check{"mounts", checkFail, r.Mountpoint + ": its daemon does not answer", r.what}
-	if r.PID == 0 {
+	c := check{"mounts", checkFail, r.Mountpoint + ": " + noAnswer, r.what}
+	if r.what == noAnswer {
 		c.Cure = "end its process, or run 'gaiafs umount --force " + r.Mountpoint + "'"
 	}
 	return c

@@ -76,7 +76,7 @@ func TestDoctorOfGPUs(t *testing.T) {
 
 // doctor says what helps if a daemon does not answer, and names each kind of failed check once.
 func TestDoctorOnSilentDaemons(t *testing.T) {
-	require.Equal(t, "end its process, or run 'gaiafs umount --force /mnt/a'", silentCheck(row{Mountpoint: "/mnt/a"}).Cure)
+	require.Equal(t, "end its process, or run 'gaiafs umount --force /mnt/a'", silentCheck(row{Mountpoint: "/mnt/a", what: noAnswer}).Cure)
 	known := silentCheck(row{Mountpoint: "/mnt/a", PID: 7, what: "process 7 is stopped"})
 	require.Equal(t, check{"mounts", checkFail, "/mnt/a: its daemon does not answer", "process 7 is stopped"}, known)
 	require.EqualError(t, verdict([]check{known, known, {"fuse", checkFail, "", ""}}),

@@ -51,7 +51,7 @@ func asHelper(args []string) (command []string, done bool, err error) {
 		return nil, false, err
 	}
 	if len(places) != 2 {
-		return nil, false, usagef("SOURCE and MOUNTPOINT are needed; %d were given", len(places))
+		return nil, false, usagef("SOURCE and MOUNTPOINT are needed; %s given", were(len(places)))
 	}
 	restrict := []string{}
 	for _, o := range options {
@@ -102,7 +102,7 @@ func asUnmountHelper(args []string) (command []string, lazy bool, err error) {
 		return nil, false, err
 	}
 	if len(places) != 1 {
-		return nil, false, usagef("MOUNTPOINT is needed; %d were given", len(places))
+		return nil, false, usagef("MOUNTPOINT is needed; %s given", were(len(places)))
 	}
 	return append(command, "--", places[0]), lazy, nil
 }

@@ -42,7 +42,7 @@ func TestMountHelperOptions(t *testing.T) {
 		"src mnt -o remount,ro":       "unmount it",
 		"src mnt -o":                  "-o needs",
 		"src mnt -x":                  "-x is not known",
-		"src":                         "1 were given",
+		"src":                         "1 argument was given",
 		"src mnt -t ext4":             "ext4",
 		"src mnt -o daemon":           `"daemon"`,
 		"src mnt -o ready_fd=3":       `"ready_fd"`,
@@ -75,7 +75,7 @@ func TestUnmountHelperOptions(t *testing.T) {
 	_, lazy, err := asUnmountHelper([]string{"mnt", "-nl"})
 	require.NoError(t, err)
 	require.True(t, lazy)
-	for line, says := range map[string]string{"mnt -x": "-x is not known", "": "0 were given", "a b": "2 were given"} {
+	for line, says := range map[string]string{"mnt -x": "-x is not known", "": "0 arguments were given", "a b": "2 arguments were given"} {
 		_, _, err := asUnmountHelper(strings.Fields(line))
 		require.ErrorContains(t, err, says, line)
 	}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 	"github.com/gaiafs/gaiafs/control"
@@ -331,6 +332,9 @@ func statusError(mountpoint string, err error) error {
 			mountpoint)
 	case errors.Is(err, syscall.ENOENT):
 		return fmt.Errorf("%s does not exist: check the spelling", mountpoint)
+	case isUnreachable(mountpoint, err):
+		return fmt.Errorf("the daemon of %s runs, but there is no way to ask it from here: a container needs the folder of "+
+			"its control socket, which is /run/gaiafs if root mounted", mountpoint)
 	case errors.Is(err, syscall.ENOTCONN), errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ECONNABORTED):
 		return fmt.Errorf("the daemon of %s has ended: unmount it with 'gaiafs umount %s' and mount it again",
 			mountpoint, mountpoint)
@@ -338,4 +342,10 @@ func statusError(mountpoint string, err error) error {
 		return fmt.Errorf("%s belongs to another user: run this as that user, or mount it with --allow-other", mountpoint)
 	}
 	return err
+}
+
+// isUnreachable reports whether err means that the daemon of a mount runs, but its socket is not in this mount
+// namespace.
+func isUnreachable(mountpoint string, err error) bool {
+	return errors.Is(err, syscall.ECONNREFUSED) && unix.Statfs(mountpoint, new(unix.Statfs_t)) == nil
 }

@@ -360,7 +360,7 @@ func TestRefusals(t *testing.T) {
 		cmd.Env = append(cmd.Env, "GAIAFS_TEST_GRANTS="+d.grants()+"2")
 		out, err := cmd.CombinedOutput()
 		require.NoError(t, err, "%s", out)
-		require.Contains(t, string(out), "111 gaiafs does not listen on")
+		require.Contains(t, string(out), "111 there is no socket "+d.socket+" here: gaiafs has ended, or this is a container")
 	})
 	t.Run("no mount", func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "plain")
