@@ -11,12 +11,17 @@
  *
  * A call that gaiafs_call_begin started may be waited for in steps. Between the steps no thread needs to read: replies
  * wait in the socket.
+ *
+ * The daemon takes a limited number of requests at once. A DONE counts toward no limit, because the requests in
+ * progress may wait for the memory that it gives back. USEs take only half of the limit, because their memory may be in
+ * a bracket whose thread first has something else to ask.
  */
 #define _GNU_SOURCE
 #include "conn.h"
 
 #include <errno.h>
 #include <linux/futex.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -65,12 +70,27 @@ static void remove_locked(struct gaiafs_conn *c, struct gaiafs_request *r)
 	*p = r->next;
 }
 
+static bool counts(const struct gaiafs_request *r)
+{
+	return r->type != GAIAFS_DONE;
+}
+
+/* may_go_locked reports whether the daemon takes another request of r's type now. */
+static bool may_go_locked(const struct gaiafs_conn *c, const struct gaiafs_request *r)
+{
+	const uint32_t most = c->welcome.max_requests;
+
+	return !counts(r) || (c->running < most && (r->type != GAIAFS_USE || c->uses < most / 2 + most % 2));
+}
+
 /* complete_locked ends a call whose reply is complete. If an abandoned call got a mapping, it sends UNMAP for it. */
 static void complete_locked(struct gaiafs_conn *c, struct gaiafs_request *r)
 {
 	remove_locked(c, r);
-	if (r->state == SENT)
-		c->running--;
+	if (r->state == SENT) {
+		c->running -= counts(r);
+		c->uses -= r->type == GAIAFS_USE;
+	}
 	if (!r->abandoned) {
 		r->state = DONE;
 		futex_wake_locked(&r->wake);
@@ -88,17 +108,20 @@ static void complete_locked(struct gaiafs_conn *c, struct gaiafs_request *r)
 
 /*
  * pump_locked sends the requests that may go out. Requests are small, so usually as many as a daemon takes at once fit
- * into a socket's buffer. One that does not fit goes out after the next reply.
+ * into a socket's buffer. If one does not fit, c is full until it was sent.
  */
 static void pump_locked(struct gaiafs_conn *c)
 {
-	for (struct gaiafs_request *r = c->calls, *next; r != NULL && c->running < c->welcome.max_requests; r = next) {
+	c->full = false;
+	for (struct gaiafs_request *r = c->calls, *next; r != NULL; r = next) {
 		next = r->next;
-		if (r->state != UNSENT)
+		if (r->state != UNSENT || !may_go_locked(c, r))
 			continue;
 		int err = gaiafs_say_rest(c->fd, r->type, r->id, r->body, r->body_len, r->rest);
-		if (err == EAGAIN && c->running > 0)
+		if (err == EAGAIN) {
+			c->full = true;
 			return;
+		}
 		if (err == ETOOMANYREFS) {
 			(void)gaiafs_failed(&r->fail, err, "this user has too many descriptors in flight in sockets");
 			complete_locked(c, r);
@@ -108,7 +131,46 @@ static void pump_locked(struct gaiafs_conn *c)
 		if (err != 0)
 			(void)shutdown(c->fd, SHUT_WR);
 		r->state = SENT;
-		c->running++;
+		c->running += counts(r);
+		c->uses += r->type == GAIAFS_USE;
+	}
+}
+
+/*
+ * push sends what did not fit into the socket's buffer. It tries again every millisecond: the daemon takes requests out
+ * of the buffer all the time, but it may have no reason to reply to any of them before it gets the next one.
+ */
+static void push(struct gaiafs_job *job)
+{
+	struct gaiafs_conn *c = (struct gaiafs_conn *)((char *)job - offsetof(struct gaiafs_conn, push));
+	const struct timespec pause = { .tv_nsec = 1000000 };
+	bool again;
+
+	(void)nanosleep(&pause, NULL);
+	pthread_mutex_lock(&c->lock);
+	if (c->lost.errnum == 0)
+		pump_locked(c);
+	again = c->pushing = c->full && c->lost.errnum == 0;
+	pthread_mutex_unlock(&c->lock);
+	if (again)
+		gaiafs_post(job);
+	else
+		gaiafs_conn_unref(c);
+}
+
+/* unlock unlocks c, and has somebody send what did not fit into the socket's buffer. */
+static void unlock(struct gaiafs_conn *c)
+{
+	struct gaiafs_fail f;
+	bool begin = c->full && !c->pushing && c->lost.errnum == 0 && gaiafs_prepare_work(&f) == 0;
+
+	if (begin)
+		c->pushing = true;
+	pthread_mutex_unlock(&c->lock);
+	if (begin) {
+		gaiafs_conn_ref(c);
+		c->push.run = push;
+		gaiafs_post(&c->push);
 	}
 }
 
@@ -202,7 +264,7 @@ static int read_one(struct gaiafs_conn *c, int timeout)
 			r = r->next;
 		if (r != NULL)
 			deliver_locked(c, r, &frame);
-		pthread_mutex_unlock(&c->lock);
+		unlock(c);
 		if (r == NULL) {
 			(void)gaiafs_failed(&fail, EPROTO, "the daemon answered a request that is not in progress");
 			close_all(&frame);
@@ -322,7 +384,7 @@ static int wait_locked(struct gaiafs_conn *c, struct gaiafs_request *r, int time
 
 	c->reading = true;
 	r->waiting = !mine;
-	pthread_mutex_unlock(&c->lock);
+	unlock(c);
 	err = mine ? read_one(c, timeout) : futex_wait(&r->wake, seen, timeout);
 	pthread_mutex_lock(&c->lock);
 	r->waiting = false;
@@ -405,7 +467,7 @@ int gaiafs_call_begin(struct gaiafs_conn *c, uint16_t type, const uint8_t *body,
 
 	pthread_mutex_lock(&c->lock);
 	err = begin_locked(c, type, body, n, r);
-	pthread_mutex_unlock(&c->lock);
+	unlock(c);
 	return err;
 }
 
@@ -425,10 +487,10 @@ void gaiafs_call_abandon(struct gaiafs_conn *c, struct gaiafs_request *r)
 	struct sweeper *s = NULL;
 
 	pthread_mutex_lock(&c->lock);
-	if (r->state == SENT || (r->state == UNSENT && r->type == GAIAFS_UNMAP)) {
+	if (r->state == SENT || (r->state == UNSENT && (r->type == GAIAFS_UNMAP || r->type == GAIAFS_DONE))) {
 		r->abandoned = true;
 		c->abandoned++;
-		if (r->state == UNSENT) /* it goes out when a reply makes room, so a thread has to read */
+		if (r->state == UNSENT && counts(r)) /* it goes out when a reply makes room, so a thread has to read */
 			s = have_swept_locked(c);
 	} else {
 		if (r->state == UNSENT)

@@ -28,10 +28,14 @@ struct gaiafs_conn {
 
 	/* Guarded by lock. */
 	struct gaiafs_request *calls; /* without a complete reply yet, in order of arrival */
-	uint32_t running;             /* how many of them were sent */
+	uint32_t running;             /* how many of them were sent and count toward the daemon's limit */
+	uint32_t uses;                /* how many of those ask for brackets */
 	uint32_t abandoned;           /* how many of them nobody waits for */
 	uint64_t last_id;
 	bool reading;            /* a thread reads */
+	bool full;               /* a request did not fit into the socket's buffer */
+	bool pushing;            /* push is queued or runs, with a reference; it sends what did not fit */
+	struct gaiafs_job push;
 	bool sweeping;           /* one of the library's own threads waits for the replies of abandoned calls */
 	uint32_t sweep;          /* that thread's futex */
 	struct gaiafs_fail lost; /* errnum not 0: the connection is useless */

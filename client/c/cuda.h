@@ -81,6 +81,7 @@ struct gaiafs_cu {
 	result (*host_pointer)(address *a, void *at, unsigned flags);
 	/* NULL in old drivers. */
 	result (*can_access)(int *can, device d, device peer);
+	result (*stream_id)(stream s, unsigned long long *id);
 	result (*wait)(stream s, address word, uint32_t value, unsigned flags);
 	result (*capture_mode)(int *mode);
 	result (*capture_info)(stream s, int *status, uint64_t *id, graph *g, const void **nodes, size_t *n);
@@ -142,6 +143,7 @@ int gaiafs_cu_enqueue(struct gaiafs_gpu *gpu, gaia_stream_t s, struct gaiafs_wor
 		      struct gaiafs_fail *f);
 int gaiafs_cu_after(
 	struct gaiafs_gpu *gpu, gaia_stream_t s, void (*call)(void *), void *argument, struct gaiafs_fail *f);
+int gaiafs_cu_stream_number(struct gaiafs_gpu *gpu, gaia_stream_t s, uint64_t *number, struct gaiafs_fail *f);
 int gaiafs_cu_mark(struct gaiafs_gpu *gpu, gaia_stream_t s, void **event, struct gaiafs_fail *f);
 bool gaiafs_cu_passed(void *event);
 void gaiafs_cu_unmark(struct gaiafs_gpu *gpu, void *event, bool wait);

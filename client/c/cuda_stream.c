@@ -164,6 +164,12 @@ int gaiafs_cu_enqueue(struct gaiafs_gpu *gpu, gaia_stream_t in, struct gaiafs_wo
 	return err;
 }
 
+/* context_failed reports whether a result that is not success means that nothing in the context will run any more. */
+static bool context_failed(result r)
+{
+	return r != NOT_READY && (r < CAPTURE_UNSUPPORTED || r > CAPTURE_WRONG_THREAD);
+}
+
 bool gaiafs_cu_lost(void *of, struct gaiafs_fail *f)
 {
 	struct visit v = { 0 };
@@ -176,7 +182,7 @@ bool gaiafs_cu_lost(void *of, struct gaiafs_fail *f)
 		r = gaiafs_cu.stream_query(PER_THREAD_STREAM);
 	}
 	gaiafs_cu_leave(&v);
-	if (r == 0 || r == NOT_READY || (r >= CAPTURE_UNSUPPORTED && r <= CAPTURE_WRONG_THREAD))
+	if (r == 0 || !context_failed(r))
 		return false;
 	(void)gaiafs_cu_check(r, "the stream", f);
 	return true;
@@ -209,6 +215,23 @@ int gaiafs_cu_after(
 	return err;
 }
 
+int gaiafs_cu_stream_number(struct gaiafs_gpu *gpu, gaia_stream_t in, uint64_t *number, struct gaiafs_fail *f)
+{
+	unsigned long long id = 0;
+	struct visit v = { 0 };
+	int err = 0;
+
+	if (gaiafs_cu.stream_id == NULL)
+		return gaiafs_failed(f, ENOTSUP, "this driver does not number streams: install one for CUDA 12.0 or newer");
+	if ((stream)in <= PER_THREAD_STREAM) /* of the current context */
+		err = gaiafs_cu_enter(gaiafs_cu_of(gpu), &v, f);
+	if (err == 0)
+		err = gaiafs_cu_check(gaiafs_cu.stream_id(in, &id), "cuStreamGetId", f);
+	gaiafs_cu_leave(&v);
+	*number = id + 1; /* never 0 */
+	return err;
+}
+
 int gaiafs_cu_mark(struct gaiafs_gpu *gpu, gaia_stream_t in, void **event, struct gaiafs_fail *f)
 {
 	struct visit v;
@@ -228,12 +251,12 @@ int gaiafs_cu_mark(struct gaiafs_gpu *gpu, gaia_stream_t in, void **event, struc
 bool gaiafs_cu_passed(void *event)
 {
 	struct visit v = { 0 };
-	bool passed;
+	result r;
 
 	gaiafs_cu_relax(&v);
-	passed = gaiafs_cu.event_query(event) == 0;
+	r = gaiafs_cu.event_query(event);
 	gaiafs_cu_leave(&v);
-	return passed;
+	return r == 0 || context_failed(r);
 }
 
 void gaiafs_cu_unmark(struct gaiafs_gpu *gpu, void *event, bool wait)

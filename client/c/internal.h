@@ -4,6 +4,7 @@
  * Locks, in the order they are taken:
  *
  *	gaiafs_fd_lock     held while received descriptors are stored where a forked child finds and closes them
+ *	watching           kept brackets that kernels still use; held during calls of libcuda that do not wait
  *	gaiafs_table_lock  the table of mappings and the list of connections
  *	gaiafs_mapping.moving
  *	                   GPU memory that moves; taken before gaiafs_table_lock, and held during calls of libcuda
@@ -13,9 +14,9 @@
  * fork takes the first two, so the child finds the table consistent. The child closes its copies of the connections and
  * descriptors. It leaks the few structures that the parent's other threads were using.
  *
- * Except for gaiafs_mapping.moving, no lock is held during a call of libcuda. The host functions of stream.c run in
- * threads of CUDA and must not wait for anybody. They take only the last locks, and leave the work to a thread of
- * work.c.
+ * Except for watching and gaiafs_mapping.moving, no lock is held during a call of libcuda. The host functions of
+ * stream.c run in threads of CUDA and must not wait for anybody. They take only the last locks, and leave the work to a
+ * thread of work.c.
  */
 #ifndef GAIAFS_INTERNAL_H
 #define GAIAFS_INTERNAL_H
@@ -211,10 +212,12 @@ struct gaiafs_kind {
 	int (*after)(struct gaiafs_gpu *gpu, gaia_stream_t stream, void (*call)(void *), void *argument,
 		     struct gaiafs_fail *f);
 	/*
-	 * mark makes *event stand for all work that was begun in a stream of the GPU; it creates the event if *event is
-	 * NULL. EINVAL: the stream is being captured. passed reports whether that work is done, without waiting. unmark
-	 * frees the event; with wait it waits for the work first.
+	 * stream_number gives a stream a number that no other stream of the process has, now or later; a handle may stand
+	 * for several. mark makes *event stand for all work that was begun in a stream of the GPU; it creates the event if
+	 * *event is NULL. EINVAL: the stream is being captured. passed reports whether that work is done, or will never be
+	 * because the context has failed. It does not wait. unmark frees the event; with wait it waits for the work first.
 	 */
+	int (*stream_number)(struct gaiafs_gpu *gpu, gaia_stream_t stream, uint64_t *number, struct gaiafs_fail *f);
 	int (*mark)(struct gaiafs_gpu *gpu, gaia_stream_t stream, void **event, struct gaiafs_fail *f);
 	bool (*passed)(void *event);
 	void (*unmark)(struct gaiafs_gpu *gpu, void *event, bool wait);
@@ -465,7 +468,7 @@ struct gaiafs_kept *gaiafs_keep(uint64_t bracket, const struct gaiafs_span *span
 void gaiafs_keep_done(struct gaiafs_kept *k);
 /*
  * gaiafs_keep_mark keeps k in use, even without users, until all work that was begun in a stream of a GPU is done.
- * EBUSY: there is no free mark. EINVAL: the stream is being captured.
+ * EBUSY: there is no free mark. EINVAL: the stream is being captured. ENOTSUP: the driver is too old.
  */
 int gaiafs_keep_mark(struct gaiafs_kept *k, gaia_stream_t stream, struct gaiafs_fail *f);
 /*
@@ -474,7 +477,10 @@ int gaiafs_keep_mark(struct gaiafs_kept *k, gaia_stream_t stream, struct gaiafs_
  * not wait.
  */
 size_t gaiafs_keep_recall(const struct gaiafs_conn *c, uint64_t *brackets, size_t most);
-/* gaiafs_keep_drop ends the kept brackets that have a range of m, which has left the table. It does not wait. */
+/*
+ * gaiafs_keep_drop ends the kept brackets that have a range of m, which has left the table, once no kernel uses them.
+ * The daemon gets their DONEs before the caller's next request.
+ */
 void gaiafs_keep_drop(const struct gaiafs_mapping *m);
 void gaiafs_keep_after_fork(void);
 /* gaiafs_table_after_fork removes the memory of the parent's movable mappings from the child. */

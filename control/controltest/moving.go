@@ -38,11 +38,16 @@ func NewMovingCache(t testing.TB, extents, pinned int64) *pagecache.Cache {
 	return cache
 }
 
-// StartMoving serves such a page cache on the sockets "s" and "grants" in a folder.
-func StartMoving(t testing.TB, dir string, extents, pinned int64) (*control.Server, *pagecache.Cache) {
+// StartMoving serves such a page cache on the sockets "s" and "grants" in a folder. set, if given, changes the options.
+func StartMoving(t testing.TB, dir string, extents, pinned int64,
+	set ...func(*control.Options)) (*control.Server, *pagecache.Cache) {
 	t.Helper()
 	cache := NewMovingCache(t, extents, pinned)
-	server, err := control.Listen(control.Options{Socket: filepath.Join(dir, "s"), Cache: control.ForCache(cache)})
+	o := control.Options{Socket: filepath.Join(dir, "s"), Cache: control.ForCache(cache)}
+	for _, f := range set {
+		f(&o)
+	}
+	server, err := control.Listen(o)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -241,6 +241,27 @@ func TestCUDAOnAMount(t *testing.T) {
 	}
 }
 
+// TestKernelsUseKeptBrackets has kernels use brackets that the client has kept, while others need the memory.
+func TestKernelsUseKeptBrackets(t *testing.T) {
+	libcuda, old := fakecuda.Dir(t), fakecuda.Dir(t, "-DOLD_DRIVER")
+	for build := range builds {
+		t.Run(build, func(t *testing.T) {
+			client := compile(t, "cuda", build)
+			m := testmount.Start(t, testmount.Options{Memory: 24 << 20, Disguised: true, Poison: true})
+			d := &daemon{t: t, dir: m.Dir, env: []string{"LD_LIBRARY_PATH=" + libcuda, "FAKECUDA_LEAKS=1"}}
+			for _, scenario := range []string{"kernels-use-kept", "streams-of-threads", "many-streams",
+				"drop-movable"} {
+				path := m.Path(scenario)
+				require.NoError(t, os.WriteFile(path, nil, 0o600))
+				require.NoError(t, os.Truncate(path, 64<<20))
+				d.run(client, scenario, path)
+			}
+			d.env[0] = "LD_LIBRARY_PATH=" + old
+			d.run(client, "streams-of-threads", m.Path("streams-of-threads"))
+		})
+	}
+}
+
 // TestProgramsCompile compiles the examples and the tests of ../gputest if there is nvcc. ../gputest/run.sh runs them
 // on a GPU.
 func TestProgramsCompile(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gaiafs/gaiafs/control"
 	"github.com/gaiafs/gaiafs/control/controltest"
 	"github.com/gaiafs/gaiafs/pagecache"
 )
@@ -25,11 +26,11 @@ const (
 )
 
 // startMoving starts a daemon over a page cache, and makes the file.
-func startMoving(t *testing.T) (d *daemon, cache *pagecache.Cache, path string) {
+func startMoving(t *testing.T, set ...func(*control.Options)) (d *daemon, cache *pagecache.Cache, path string) {
 	t.Helper()
 	dir := t.TempDir()
 	d = &daemon{t: t, dir: dir, socket: filepath.Join(dir, "s")}
-	d.server, cache = controltest.StartMoving(t, dir, deviceBlocks, pinnedBlocks)
+	d.server, cache = controltest.StartMoving(t, dir, deviceBlocks, pinnedBlocks, set...)
 	content := make([]byte, fileBlocks*block)
 	for i := range content {
 		content[i] = byte(i / 7)
@@ -51,7 +52,7 @@ func waitIdle(t *testing.T, cache *pagecache.Cache) {
 func TestMoving(t *testing.T) {
 	for build := range builds {
 		client := compile(t, "moving", build)
-		for _, scenario := range []string{"basic", "holes", "large"} {
+		for _, scenario := range []string{"basic", "holes", "large", "order", "tells"} {
 			t.Run(build+"/"+scenario, func(t *testing.T) {
 				if build != "plain" && scenario == "holes" {
 					t.Skip("sanitizers catch the faults that this one makes")
@@ -167,6 +168,25 @@ func TestKeptBrackets(t *testing.T) {
 			d.run(client, "needs some", path)
 			// The daemon may notice the other program's end a moment later.
 			require.Eventually(t, func() bool { return cache.Status().Devices[0].Brackets == 1 }, time.Minute,
+				time.Millisecond)
+			_, err := answer.Write([]byte{1})
+			require.NoError(t, err)
+			require.NoError(t, cmd.Wait())
+			waitIdle(t, cache)
+		})
+	}
+}
+
+// TestEndWhileOthersWait fills the daemon's queue of a client with brackets that wait. The bracket that they wait for
+// must still end, and its thread must still be able to release.
+func TestEndWhileOthersWait(t *testing.T) {
+	for build := range builds {
+		t.Run(build, func(t *testing.T) {
+			client := compile(t, "moving", build)
+			d, cache, path := startMoving(t, func(o *control.Options) { o.MaxRequests = 2 })
+			cmd, expect, answer := d.talk(client, "crowd", path)
+			expect("crowd")
+			require.Eventually(t, func() bool { return cache.Status().Devices[0].BracketsWaiting > 0 }, time.Minute,
 				time.Millisecond)
 			_, err := answer.Write([]byte{1})
 			require.NoError(t, err)

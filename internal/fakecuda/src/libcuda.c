@@ -77,6 +77,7 @@ struct stream {
 	pthread_t thread;
 	pthread_mutex_t mu;
 	pthread_cond_t changed;
+	unsigned long long number;
 	struct work *first, **last;
 	bool busy, ending;
 	int waiters;
@@ -433,6 +434,8 @@ result cuMemImportFromShareableHandle(uint64_t *handle, void *descriptor, int ki
 	struct allocation *a;
 
 	ENTER(cuMemImportFromShareableHandle);
+	if (forbidden(false))
+		return CAPTURE_UNSUPPORTED;
 	if (!current())
 		return INVALID_CONTEXT;
 	if (kind != 1 || fstat((int)(intptr_t)descriptor, &st) || st.st_size == 0 || (size_t)st.st_size % GRANULARITY)
@@ -528,6 +531,8 @@ result cuMemAddressFree(address at, size_t n)
 	result code = INVALID_VALUE;
 
 	ENTER(cuMemAddressFree);
+	if (forbidden(false))
+		return CAPTURE_UNSUPPORTED;
 	pthread_mutex_lock(&mu);
 	r = reserved(at, n);
 	if (r && (*r)->at == at && (*r)->size == n && !mapped(at, n)) {
@@ -548,6 +553,8 @@ result cuMemMap(address at, size_t n, size_t offset, uint64_t handle, unsigned l
 	result code = INVALID_VALUE;
 
 	ENTER(cuMemMap);
+	if (forbidden(false))
+		return CAPTURE_UNSUPPORTED;
 	if (!current())
 		return INVALID_CONTEXT;
 	if (offset)
@@ -572,6 +579,8 @@ result cuMemSetAccess(address at, size_t n, const struct access *desc, size_t co
 	result code = SUCCESS;
 
 	ENTER(cuMemSetAccess);
+	if (forbidden(false))
+		return CAPTURE_UNSUPPORTED;
 	if (!current())
 		return INVALID_CONTEXT;
 	if (count < 1)
@@ -606,6 +615,8 @@ result cuMemUnmap(address at, size_t n)
 	size_t covered = 0;
 
 	ENTER(cuMemUnmap);
+	if (forbidden(false))
+		return CAPTURE_UNSUPPORTED;
 	pthread_mutex_lock(&mu);
 	for (struct mapping *m = mappings; m; m = m->next)
 		if (m->at >= at && m->at + m->size <= at + n)
@@ -701,6 +712,8 @@ static void *serve(void *argument)
 	return NULL;
 }
 
+static unsigned long long last_stream; /* atomic */
+
 static struct stream *make_stream(struct context *ctx)
 {
 	struct stream *s = calloc(1, sizeof *s);
@@ -708,6 +721,7 @@ static struct stream *make_stream(struct context *ctx)
 	if (!s)
 		return NULL;
 	s->context = ctx;
+	s->number = __atomic_add_fetch(&last_stream, 1, __ATOMIC_RELAXED);
 	s->last = &s->first;
 	pthread_mutex_init(&s->mu, NULL);
 	pthread_cond_init(&s->changed, NULL);
@@ -728,15 +742,20 @@ static struct stream *list_locked(struct stream *s)
 	return s;
 }
 
-/* stream_of finds the stream. Small numbers stand for the default stream of the current context. */
+/*
+ * stream_of finds the stream. Small numbers stand for the default stream of the current context, or 2 for the one that
+ * the thread has there. The streams of threads stay.
+ */
 static struct stream *stream_of(struct stream *s)
 {
+	static __thread struct stream *mine[MOST_DEVICES];
+
 	if ((uintptr_t)s > 2)
 		return s;
 	if (!current())
 		return NULL;
 	pthread_mutex_lock(&mu);
-	struct stream **d = &defaults[current()->device];
+	struct stream **d = s == (struct stream *)2 ? &mine[current()->device] : &defaults[current()->device];
 	if (!*d)
 		*d = list_locked(make_stream(current()));
 	s = *d;
@@ -905,6 +924,18 @@ result cuStreamQuery(struct stream *s)
 	return idle ? SUCCESS : NOT_READY;
 }
 
+#ifndef OLD_DRIVER
+result cuStreamGetId(struct stream *s, unsigned long long *id)
+{
+	ENTER(cuStreamGetId);
+	s = stream_of(s);
+	if (!s)
+		return INVALID_CONTEXT;
+	*id = s->number;
+	return SUCCESS;
+}
+#endif
+
 result cuStreamGetCtx(struct stream *s, struct context **ctx)
 {
 	ENTER(cuStreamGetCtx);
@@ -1009,6 +1040,8 @@ result cuEventQuery(struct event *e)
 	bool passed;
 
 	ENTER(cuEventQuery);
+	if (forbidden(false))
+		return CAPTURE_UNSUPPORTED;
 	pthread_mutex_lock(&e->mu);
 	passed = e->reached == e->records;
 	pthread_mutex_unlock(&e->mu);
@@ -1018,6 +1051,8 @@ result cuEventQuery(struct event *e)
 result cuEventSynchronize(struct event *e)
 {
 	ENTER(cuEventSynchronize);
+	if (forbidden(false))
+		return CAPTURE_UNSUPPORTED;
 	pthread_mutex_lock(&e->mu);
 	while (e->reached != e->records)
 		pthread_cond_wait(&e->changed, &e->mu);

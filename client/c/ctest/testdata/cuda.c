@@ -19,6 +19,7 @@ static struct {
 	int (*stream_destroy)(stream);
 	int (*stream_wait)(stream);
 	int (*host_func)(stream, void (*)(void *), void *);
+	int (*wait_value)(stream, uint64_t, uint32_t, unsigned);
 	int (*pointer_attribute)(void *, int, uint64_t);
 	int (*primary_state)(int, unsigned *, int *);
 	/* Missing if the driver has no graphs. */
@@ -43,6 +44,7 @@ static void load_cuda(void)
 		{ &cu.stream_destroy, "cuStreamDestroy_v2", false },
 		{ &cu.stream_wait, "cuStreamSynchronize", false },
 		{ &cu.host_func, "cuLaunchHostFunc", false },
+		{ &cu.wait_value, "cuStreamWaitValue32_v2", true },
 		{ &cu.pointer_attribute, "cuPointerGetAttribute", false },
 		{ &cu.primary_state, "cuDevicePrimaryCtxGetState", false },
 		{ &cu.begin_capture, "cuStreamBeginCapture_v2", true },
@@ -932,6 +934,134 @@ static void refused(const char *path, const char *device)
 	printf("%d %s\n", errno, gaia_error());
 }
 
+/*
+ * Memory that moves. The file has 32 extents of 2 MiB, the device has room for 12 of them, and there is no pinned
+ * memory.
+ */
+enum { EXTENT = 2 << 20, FILE_EXTENTS = 32, ROOM = 12 };
+#define PER_THREAD ((stream)2)
+static uint8_t *movable;
+
+/* A kernel that runs until its word is 1. */
+static int kernel(stream s, uint32_t *word)
+{
+	return cu.wait_value(s, (uintptr_t)word, 1, 0);
+}
+
+static void end_kernel(uint32_t *word)
+{
+	__atomic_store_n(word, 1, __ATOMIC_RELEASE);
+}
+
+static int bracket(int from, int n, stream s, unsigned patience)
+{
+	const struct gaia_range r = { movable + (size_t)from * EXTENT, (uint64_t)n * EXTENT };
+
+	return gaia_use_for(&r, 1, s, patience);
+}
+
+static void map_movable(const char *path)
+{
+	const int prot = PROT_READ | PROT_WRITE, flags = MAP_SHARED | GAIA_MOVABLE;
+
+	movable = gaia_mmap(NULL, (size_t)FILE_EXTENTS * EXTENT, prot, flags, open_file(path, O_RDWR), 0, 0);
+	CHECK(movable != MAP_FAILED);
+	load_cuda();
+	use(0);
+}
+
+/*
+ * Kernels still use all kept brackets when the daemon asks for them. Stream-ordered calls go on all the same, the
+ * memory stays, and it goes once the kernels are done.
+ */
+static void kernels_use_kept(const char *path)
+{
+	uint32_t word = 0;
+	uint8_t *q;
+	stream s, t;
+
+	map_movable(path);
+	q = gaia_mmap(NULL, PAGE, PROT_WRITE, MAP_SHARED, open_file(path, O_RDWR), (off_t)(FILE_EXTENTS - 1) * EXTENT, 0);
+	CHECK(q != MAP_FAILED);
+	CHECK(cu.stream_create(&s, 1) == 0 && cu.stream_create(&t, 1) == 0);
+	CHECK(bracket(0, 1, s, 0) == 0 && kernel(s, &word) == 0 && gaia_done(s) == 0);
+	for (int i = 1; i < ROOM - 1; i++)
+		CHECK(bracket(i, 1, s, 0) == 0 && gaia_done(s) == 0);
+	FAILS(bracket(16, ROOM - 1, GAIA_NO_STREAM, 200), ETIMEDOUT);
+	CHECK(gaia_macquire_async(q, PAGE, 0, t) == 0 && cu.stream_wait(t) == 0);
+	for (int i = 0; i < ROOM - 1; i++)
+		CHECK(writable(movable + (size_t)i * EXTENT));
+	end_kernel(&word);
+	CHECK(bracket(16, ROOM - 1, GAIA_NO_STREAM, 0) == 0 && gaia_done(GAIA_NO_STREAM) == 0);
+	CHECK(gaia_munmap(movable, (size_t)FILE_EXTENTS * EXTENT) == 0 && gaia_munmap(q, PAGE) == 0);
+	CHECK(cu.stream_destroy(s) == 0 && cu.stream_destroy(t) == 0);
+}
+
+/* A thread uses the bracket that a kernel of another thread uses, in a stream with the same handle. */
+static void *use_in_own_stream(void *unused)
+{
+	(void)unused;
+	use(0);
+	CHECK(bracket(0, 1, PER_THREAD, 0) == 0 && gaia_done(PER_THREAD) == 0);
+	CHECK(cu.stream_wait(PER_THREAD) == 0);
+	return NULL;
+}
+
+static void streams_of_threads(const char *path)
+{
+	uint32_t word = 0;
+	pthread_t other;
+
+	map_movable(path);
+	CHECK(bracket(0, 1, PER_THREAD, 0) == 0 && kernel(PER_THREAD, &word) == 0 && gaia_done(PER_THREAD) == 0);
+	CHECK(pthread_create(&other, NULL, use_in_own_stream, NULL) == 0 && pthread_join(other, NULL) == 0);
+	FAILS(bracket(16, ROOM, GAIA_NO_STREAM, 200), ETIMEDOUT);
+	CHECK(writable(movable));
+	end_kernel(&word);
+	CHECK(bracket(16, ROOM, GAIA_NO_STREAM, 0) == 0 && gaia_done(GAIA_NO_STREAM) == 0);
+	CHECK(gaia_munmap(movable, (size_t)FILE_EXTENTS * EXTENT) == 0);
+}
+
+/* gaia_drop and gaia_munmap of movable memory end no capture, and wait for the kernels that use it. */
+static void drop_movable(const char *path)
+{
+	stream s, t;
+	graph g;
+
+	for (int how = 0; how < 2; how++) {
+		map_movable(path);
+		device_memory = movable;
+		CHECK(cu.stream_create(&s, 1) == 0 && cu.stream_create(&t, 1) == 0);
+		CHECK(bracket(1, 1, s, 0) == 0 && gaia_done(s) == 0 && bracket(2, 1, s, 0) == 0);
+		CHECK(bracket(0, 1, s, 0) == 0 && cu.host_func(s, store_late, NULL) == 0 && gaia_done(s) == 0);
+		CHECK(cu.begin_capture(t, 0) == 0);
+		if (how == 0)
+			gaia_drop(movable, (size_t)FILE_EXTENTS * EXTENT);
+		else
+			CHECK(gaia_munmap(movable, (size_t)FILE_EXTENTS * EXTENT) == 0);
+		CHECK(gaia_done(s) == 0);
+		CHECK(cu.end_capture(t, &g) == 0 && cu.destroy_graph(g) == 0);
+		CHECK(cu.stream_destroy(s) == 0 && cu.stream_destroy(t) == 0);
+	}
+}
+
+/* A range is used in ever new streams, and mapped until the last moment. Its memory goes once the kernels are done. */
+static void many_streams(const char *path)
+{
+	stream s;
+
+	map_movable(path);
+	device_memory = movable;
+	for (int i = 0; i < 20; i++) {
+		CHECK(cu.stream_create(&s, 1) == 0);
+		CHECK(bracket(0, 1, s, 0) == 0 && cu.host_func(s, store_late, NULL) == 0 && gaia_done(s) == 0);
+		CHECK(cu.stream_destroy(s) == 0);
+	}
+	CHECK(bracket(16, ROOM, GAIA_NO_STREAM, 0) == 0 && gaia_done(GAIA_NO_STREAM) == 0);
+	CHECK(bracket(0, 1, GAIA_NO_STREAM, 0) == 0 && gaia_done(GAIA_NO_STREAM) == 0);
+	CHECK(gaia_munmap(movable, (size_t)FILE_EXTENTS * EXTENT) == 0);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct {
@@ -964,6 +1094,10 @@ int main(int argc, char **argv)
 		{ "lent-context", lent_context },
 		{ "forks-before", forks_before },
 		{ "threads", threads },
+		{ "kernels-use-kept", kernels_use_kept },
+		{ "streams-of-threads", streams_of_threads },
+		{ "many-streams", many_streams },
+		{ "drop-movable", drop_movable },
 	};
 
 	CHECK(argc >= 3);

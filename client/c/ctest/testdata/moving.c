@@ -4,6 +4,8 @@
  */
 #include "check.h"
 
+#include "../../conn.h"
+
 enum { BLOCK = 64 << 10, BLOCKS = 16, DEVICE = 4, PINNED = 2 };
 
 static uint8_t *map_movable(const char *path, int prot)
@@ -287,6 +289,90 @@ static void needs(const char *path, int count)
 	CHECK(p[8 * BLOCK] == at(8 * BLOCK) && gaia_done(NULL) == 0);
 }
 
+/*
+ * The daemon takes 2 requests at once. Threads wait for the memory of a bracket, whose thread can still ask for
+ * something else, and end the bracket.
+ */
+enum { CROWD = 4 };
+
+static void *wait_in_crowd(void *argument)
+{
+	CHECK(use(shared, DEVICE + PINNED + (int)(uintptr_t)argument, 1) == 0 && gaia_done(NULL) == 0);
+	return NULL;
+}
+
+static void crowd(const char *path)
+{
+	pthread_t threads[CROWD];
+
+	shared = map_movable(path, PROT_READ | PROT_WRITE);
+	CHECK(use(shared, 0, DEVICE + PINNED) == 0);
+	for (size_t i = 0; i < CROWD; i++)
+		CHECK(pthread_create(&threads[i], NULL, wait_in_crowd, (void *)(uintptr_t)i) == 0);
+	say_and_wait("crowd");
+	CHECK(gaia_mrelease(shared, BLOCK, 0) == 0 && gaia_done(NULL) == 0);
+	for (size_t i = 0; i < CROWD; i++)
+		CHECK(pthread_join(threads[i], NULL) == 0);
+	CHECK(gaia_munmap(shared, (size_t)BLOCKS * BLOCK) == 0);
+}
+
+/* Everything told is sent, although calls wait for replies and the socket is full. There are no replies. */
+static void tells(void)
+{
+	enum { MANY = 2000 };
+	static struct gaiafs_conn c = { .state = READY, .refs = 1, .service = -1, .welcome = { .max_requests = 1 },
+					.lock = PTHREAD_MUTEX_INITIALIZER };
+	static struct gaiafs_request use[2];
+	uint8_t body[GAIAFS_MAX_BODY], got[GAIAFS_MAX_FRAME];
+	struct gaiafs_header h;
+	int pair[2], uses = 0;
+
+	CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair) == 0);
+	c.fd = pair[0];
+	for (int i = 0; i < 2; i++)
+		CHECK(gaiafs_call_begin(&c, GAIAFS_USE, body, 0, &use[i]) == 0);
+	for (uint64_t i = 0; i < MANY; i++)
+		gaiafs_tell(&c, GAIAFS_DONE, body, gaiafs_put_unmap(body, i));
+	for (int done = 0; done < MANY;) {
+		ssize_t n = recv(pair[1], got, sizeof got, 0);
+
+		CHECK(n > 0 && gaiafs_get_header(got, (size_t)n, &h));
+		CHECK(h.type == GAIAFS_DONE || h.type == GAIAFS_USE);
+		done += h.type == GAIAFS_DONE;
+		uses += h.type == GAIAFS_USE;
+	}
+	CHECK(uses == 1);
+}
+
+/*
+ * RECALLs come while brackets are in use, so each ends with its gaia_done. The daemon gets the DONE before the thread's
+ * next request, which would be refused otherwise.
+ */
+static void *ask_in_vain(void *unused)
+{
+	const struct gaia_range r = { shared + 8 * BLOCK, (PINNED + 1) * BLOCK };
+
+	(void)unused;
+	FAILS(gaia_use_for(&r, 1, NULL, 1), ETIMEDOUT);
+	return NULL;
+}
+
+static void order(const char *path)
+{
+	shared = map_movable(path, PROT_READ);
+	for (int round = 0; round < 200; round++) {
+		uint8_t *p = map_movable(path, PROT_READ);
+		pthread_t other;
+
+		CHECK(use(shared, 0, 1) == 0 && use(p, 1, DEVICE - 1) == 0);
+		CHECK(pthread_create(&other, NULL, ask_in_vain, NULL) == 0 && pthread_join(other, NULL) == 0);
+		CHECK(gaia_done(NULL) == 0 && use(p, DEVICE, DEVICE - 1) == 0 && gaia_done(NULL) == 0);
+		CHECK(gaia_munmap(p, (size_t)BLOCKS * BLOCK) == 0);
+		CHECK(use(shared, 1, DEVICE - 1) == 0 && gaia_done(NULL) == 0 && gaia_done(NULL) == 0);
+	}
+	CHECK(gaia_munmap(shared, (size_t)BLOCKS * BLOCK) == 0);
+}
+
 /* A program of the tenant in GAIAFS_TENANT. If it is refused, it prints why. */
 static void tenant(const char *path)
 {
@@ -326,6 +412,12 @@ int main(int argc, char **argv)
 		needs(argv[2], DEVICE - 1);
 	else if (strcmp(argv[1], "tenant") == 0)
 		tenant(argv[2]);
+	else if (strcmp(argv[1], "crowd") == 0)
+		crowd(argv[2]);
+	else if (strcmp(argv[1], "tells") == 0)
+		tells();
+	else if (strcmp(argv[1], "order") == 0)
+		order(argv[2]);
 	else if (strcmp(argv[1], "keeps") == 0)
 		keeps(argv[2]);
 	else
