@@ -90,18 +90,42 @@ func use(ctx context.Context, flags uint32, ranges []Range) (*Bracket, error) {
 	return b, nil
 }
 
-// useRanges opens a bracket. If ctx ends first, it gives the bracket up.
+// useRanges opens a bracket. If ctx ends first, it gives the bracket up: when useRanges returns, the daemon knows. It
+// sends the DONE only after the USE, because the daemon ignores a DONE of a bracket that it does not know.
 func (c *conn) useRanges(ctx context.Context, id uint64, flags uint32, ranges []Range) error {
+	for _, slots := range []chan struct{}{c.uses, c.slots} {
+		if ctx.Err() == nil {
+			select {
+			case slots <- struct{}{}:
+				defer func() { <-slots }()
+				continue
+			case <-ctx.Done():
+			}
+		}
+		return failed(syscall.ECANCELED, "%v", context.Cause(ctx))
+	}
 	var patience uint32
 	if deadline, ok := ctx.Deadline(); ok {
 		patience = uint32(min(max(time.Until(deadline).Milliseconds(), 1), 1<<31))
 	}
-	stop := context.AfterFunc(ctx, func() { c.endBracket(id) })
-	_, err := c.simple(typeUse, useBody(id, flags, patience, ranges))
-	if !stop() && err == nil {
-		return failed(syscall.ECANCELED, "%v", context.Cause(ctx)) // the grant came first, and endBracket has ended it
+	var r result
+	k, err := c.send(typeUse, useBody(id, flags, patience, ranges), r.take, nil)
+	if err != nil {
+		return err
 	}
-	return err
+	ended := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(ended)
+		c.endBracket(id)
+	})
+	<-k.done
+	if !stop() {
+		<-ended
+		if k.err == nil { // the grant came first
+			return failed(syscall.ECANCELED, "%v", context.Cause(ctx))
+		}
+	}
+	return k.err
 }
 
 // endBracket tells the daemon that a bracket is over, and waits for the answer. It takes no request slot, because

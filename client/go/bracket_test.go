@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gaiafs/gaiafs/control"
 	"github.com/gaiafs/gaiafs/control/controltest"
 	"github.com/gaiafs/gaiafs/pagecache"
 )
@@ -25,10 +26,10 @@ const (
 )
 
 // startMoving starts a daemon over a page cache, and makes the file.
-func startMoving(t *testing.T) (*os.File, *pagecache.Cache) {
+func startMoving(t *testing.T, set ...func(*control.Options)) (*os.File, *pagecache.Cache) {
 	t.Helper()
 	dir := t.TempDir()
-	_, cache := controltest.StartMoving(t, dir, brickBudget, 2)
+	_, cache := controltest.StartMoving(t, dir, brickBudget, 2, set...)
 	old := requestGrant
 	useGrants(filepath.Join(dir, "grants"))
 	t.Cleanup(func() { requestGrant = old })
@@ -127,6 +128,37 @@ func TestLargerThanTheDevice(t *testing.T) {
 	require.NoError(t, b.Done())
 	_, err = m.Use(t.Context(), 0, 1)
 	require.ErrorIs(t, err, syscall.EBADF)
+}
+
+// TestEndWhileOthersWait: more brackets wait than the daemon takes requests. The bracket that they wait for still ends,
+// and its goroutine can release first. A bracket that is given up before it was asked for leaves nothing.
+func TestEndWhileOthersWait(t *testing.T) {
+	const most, waiters = 4, 6
+	f, cache := startMoving(t, func(o *control.Options) { o.MaxRequests = most })
+	m := mapMoving(t, f, Movable())
+	b, err := m.Use(t.Context(), 0, 6*brick)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	results := make(chan error)
+	for range waiters {
+		go func() {
+			_, err := m.Use(ctx, 8*brick, brick)
+			results <- err
+		}()
+	}
+	waiting := func() int { return cache.Status().Devices[0].BracketsWaiting }
+	require.Eventually(t, func() bool { return waiting() == most/2 }, time.Minute, time.Millisecond)
+	_, err = m.Release(0, brick)
+	require.NoError(t, err)
+	require.Equal(t, most/2, waiting())
+	cancel()
+	for range waiters {
+		require.ErrorIs(t, <-results, syscall.ECANCELED)
+	}
+	_, err = m.Use(ctx, 8*brick, brick)
+	require.ErrorIs(t, err, syscall.ECANCELED)
+	require.NoError(t, b.Done())
+	require.Eventually(t, func() bool { return cache.Status().Devices[0].Brackets == 0 }, time.Minute, time.Millisecond)
 }
 
 // TestBracketsOfManyGoroutines lets each goroutine add to its own bytes, all over the file.

@@ -19,8 +19,11 @@ type conn struct {
 	dialOnce sync.Once
 	uc       *net.UnixConn // immutable after dialOnce
 	slots    chan struct{} // one element for each request in progress; immutable after dialOnce
-	welcome  welcome       // the daemon's WELCOME; immutable after dialOnce
-	reader   sync.WaitGroup
+	// uses has one element for each USE in progress. USEs take only half of the slots: what they wait for may be in a
+	// bracket whose goroutine first has something else to ask. Immutable after dialOnce.
+	uses    chan struct{}
+	welcome welcome // the daemon's WELCOME; immutable after dialOnce
+	reader  sync.WaitGroup
 
 	writeMu sync.Mutex // held while a frame is sent
 
@@ -122,6 +125,7 @@ func (c *conn) connect() error {
 	uc.SetDeadline(time.Time{})
 	c.welcome = w
 	c.slots = make(chan struct{}, min(w.maxRequests, 1<<16))
+	c.uses = make(chan struct{}, (cap(c.slots)+1)/2)
 	c.reader.Go(func() { c.receive(r) })
 	return nil
 }
@@ -276,13 +280,24 @@ func (c *conn) doAs(typ frameType, body []byte, take func(header, []byte, []int)
 	return c.ask(typ, body, take, begun)
 }
 
-// ask is doAs for requests that take no slot.
+// ask is doAs for requests that take no slot, or have one.
 func (c *conn) ask(typ frameType, body []byte, take func(header, []byte, []int) error, begun func(requestID)) error {
+	k, err := c.send(typ, body, take, begun)
+	if err != nil {
+		return err
+	}
+	<-k.done
+	return k.err
+}
+
+// send is ask without the wait for the reply.
+func (c *conn) send(typ frameType, body []byte, take func(header, []byte, []int) error,
+	begun func(requestID)) (*call, error) {
 	k := &call{take: take, done: make(chan struct{})}
 	c.mu.Lock()
 	if c.err != nil {
 		defer c.mu.Unlock()
-		return c.err
+		return nil, c.err
 	}
 	c.lastID++
 	id := c.lastID
@@ -301,17 +316,16 @@ func (c *conn) ask(typ frameType, body []byte, take func(header, []byte, []int) 
 	}
 	var local *Error
 	switch {
-	case errors.As(err, &local): // ask sent nothing
+	case errors.As(err, &local): // nothing was sent
 		c.mu.Lock()
 		delete(c.calls, id)
 		c.mu.Unlock()
-		return local
+		return nil, local
 	case err != nil && !errors.Is(err, syscall.EPIPE):
 		c.shut(gone(err))
 	}
 	// After EPIPE the reader ends every call, with the daemon's last ERROR if there is one.
-	<-k.done
-	return k.err
+	return k, nil
 }
 
 // message returns a request's frame, and a descriptor to send with it, or -1. A body that is too long for a frame goes
@@ -376,17 +390,20 @@ func (c *conn) simple(typ frameType, body []byte) (pages int64, err error) {
 // noted is simple. If a request succeeds and the daemon has a warning, it calls note, which may be nil.
 func (c *conn) noted(typ frameType, body []byte, note func(string)) (pages int64, err error) {
 	var r result
-	err = c.do(typ, body, func(h header, body []byte, _ []int) error {
-		if h.typ != typeResult {
-			return failed(syscall.EPROTO, "the daemon answered with type %#x", uint16(h.typ))
-		}
-		r, err = resultOf(body)
-		return err
-	})
+	err = c.do(typ, body, r.take)
 	if err == nil && r.text != "" && note != nil {
 		note(r.text)
 	}
 	return r.pages, err
+}
+
+// take is conn.do's take for a request that one RESULT answers.
+func (r *result) take(h header, body []byte, _ []int) (err error) {
+	if h.typ != typeResult {
+		return failed(syscall.EPROTO, "the daemon answered with type %#x", uint16(h.typ))
+	}
+	*r, err = resultOf(body)
+	return err
 }
 
 // resultOf decodes the body of a RESULT.
