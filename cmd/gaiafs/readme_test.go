@@ -12,7 +12,11 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/pagecache/residency/policy"
+	"github.com/gaiafs/gaiafs/prefetch"
 )
 
 // example returns the only block of README.md in a language.
@@ -250,5 +254,35 @@ func TestEverySettingIsDocumented(t *testing.T) {
 	require.ElementsMatch(t, settingNames(), documented)
 	for _, block := range regexp.MustCompile("(?ms)^```toml\n(.*?)^```$").FindAllStringSubmatch(string(text), -1) {
 		require.NoError(t, complete(newSettings().flags(), write(t, block[1]), environment(nil)))
+	}
+}
+
+// docs/configuration.md has the defaults and the words that each setting has, and other pages all rules and predictors.
+func TestPagesHaveTheWordsOfSettings(t *testing.T) {
+	rows := make(map[string][]string)
+	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z][a-z-]*)` \\| ([^|]*) \\| (.*) \\|$").
+		FindAllStringSubmatch(text(t, "docs/configuration.md"), -1) {
+		rows[m[1]] = m[2:]
+	}
+	checked := 0
+	newSettings().flags().VisitAll(func(f *pflag.Flag) {
+		row := rows[f.Name]
+		require.Len(t, row, 2, f.Name)
+		if m := regexp.MustCompile("^`([^`]*)`$").FindStringSubmatch(row[0]); m != nil {
+			checked++
+			require.Equal(t, m[1], f.Value.String(), "the default of %s", f.Name)
+		}
+		if c, is := f.Value.(*choice); is {
+			for _, word := range c.among {
+				require.Contains(t, row[1], "`"+word+"`", f.Name)
+			}
+		}
+	})
+	require.Greater(t, checked, 15)
+	for page, words := range map[string][]string{"docs/eviction.md": policy.Names(), "docs/trace.md": prefetch.Names(),
+		"docs/transfers.md": newSettings().transfers.among} {
+		for _, word := range words {
+			require.Contains(t, text(t, page), "`"+word+"`", page)
+		}
 	}
 }
