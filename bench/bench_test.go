@@ -14,6 +14,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -331,39 +332,41 @@ func TestSharesOfQuickAreItsTime(t *testing.T) {
 
 // A slow group does not use the time of later groups.
 func TestEveryGroupHasItsShareOfQuick(t *testing.T) {
-	saved := groups
-	defer func() { groups = saved }()
-	slow := func(name string) func(context.Context, *session) ([]rows.Row, error) {
-		return func(context.Context, *session) (list []rows.Row, err error) {
-			for range 100 {
-				list = append(list, rows.Row{Group: name, Name: "row", Unit: rows.Count,
-					Sides: []rows.Side{{Name: "gaiafs",
-						Measure: func(context.Context) (float64, error) {
-							time.Sleep(5 * time.Millisecond)
-							return 1, nil
-						}}}})
+	synctest.Test(t, func(t *testing.T) {
+		saved := groups
+		defer func() { groups = saved }()
+		slow := func(name string) func(context.Context, *session) ([]rows.Row, error) {
+			return func(context.Context, *session) (list []rows.Row, err error) {
+				for range 100 {
+					list = append(list, rows.Row{Group: name, Name: "row", Unit: rows.Count,
+						Sides: []rows.Side{{Name: "gaiafs",
+							Measure: func(context.Context) (float64, error) {
+								time.Sleep(5 * time.Millisecond)
+								return 1, nil
+							}}}})
+				}
+				return list, nil
 			}
-			return list, nil
 		}
-	}
-	groups = []group{{name: "a", rows: slow("a"), share: 1}, {name: "b", rows: slow("b"), share: 1}}
-	s := sessionIn(t, Options{Quick: true, Rounds: 3, Match: regexp.MustCompile("")})
-	var r rows.Report
-	for i := range groups {
-		require.NoError(t, s.runGroup(t.Context(), &groups[i], time.Now().Add(100*time.Millisecond), &r))
-	}
-	count := make(map[string]int)
-	for _, row := range r.Rows {
-		if row.Skipped == "" {
-			count[row.Group]++
-		} else {
-			require.Equal(t, noTime, row.Skipped)
+		groups = []group{{name: "a", rows: slow("a"), share: 1}, {name: "b", rows: slow("b"), share: 1}}
+		s := sessionIn(t, Options{Quick: true, Rounds: 3, Match: regexp.MustCompile("")})
+		var r rows.Report
+		for i := range groups {
+			require.NoError(t, s.runGroup(t.Context(), &groups[i], time.Now().Add(100*time.Millisecond), &r))
 		}
-	}
-	require.Len(t, r.Rows, 200)
-	require.Positive(t, count["a"])
-	require.Positive(t, count["b"])
-	require.Less(t, count["a"], 100)
+		count := make(map[string]int)
+		for _, row := range r.Rows {
+			if row.Skipped == "" {
+				count[row.Group]++
+			} else {
+				require.Equal(t, noTime, row.Skipped)
+			}
+		}
+		require.Len(t, r.Rows, 200)
+		require.Positive(t, count["a"])
+		require.Positive(t, count["b"])
+		require.Less(t, count["a"], 100)
+	})
 }
 
 // If the rows of a group fail or are interrupted, the rows that were measured are kept.

@@ -20,10 +20,6 @@ var errNoMove = failure(syscall.EOPNOTSUPP, "memory that moves was not chosen am
 // background.
 const attachPatience = 10 * time.Second
 
-// endPatience is how long a bracket waits for the end of the client's earlier brackets. Such an end blocks only if a
-// file hangs.
-const endPatience = 100 * time.Millisecond
-
 // openBracket is a session's bracket, open or expected.
 type openBracket struct {
 	request requestID     // the request that asks for it; immutable
@@ -136,7 +132,7 @@ func (s *session) follow(ctx context.Context, b *openBracket) {
 	}
 	select {
 	case <-b.before:
-	case <-time.After(endPatience):
+	case <-time.After(s.server.opts.endPatience):
 		s.mu.Lock()
 		s.doneWith = nil
 		s.mu.Unlock()

@@ -211,7 +211,9 @@ func TestDoneRightBehind(t *testing.T) {
 
 // TestUseBehindDone: the next USE can use what a DONE has freed, without waiting for the DONE's answer.
 func TestUseBehindDone(t *testing.T) {
-	s := startMoving(t)
+	var o control.Options
+	o.SetEndPatience(time.Minute) // no file hangs, however busy the machine is
+	s := startMovingWith(t, o)
 	a := s.peer()
 	for i := range uint64(300) {
 		part := int64(i%2) * 2

@@ -1,7 +1,12 @@
 package control
 
+import "time"
+
 // SetPrivileged sets which users have no limits.
 func (o *Options) SetPrivileged(is func(uid uint32) bool) { o.privileged = is }
+
+// SetEndPatience sets how long a bracket waits for the end of earlier ones.
+func (o *Options) SetEndPatience(d time.Duration) { o.endPatience = d }
 
 // StatusReserve is how many connections beyond MaxSessions the privileged get.
 const StatusReserve = statusReserve

@@ -63,6 +63,9 @@ type Options struct {
 
 	// privileged reports whether a user has no limits. Nil: root and the daemon's user.
 	privileged func(uid uint32) bool
+	// endPatience is how long a bracket waits for the end of the client's earlier brackets, by default 100 ms. Such an
+	// end blocks only if a file hangs.
+	endPatience time.Duration
 }
 
 func (o *Options) setDefaults() {
@@ -82,6 +85,7 @@ func (o *Options) setDefaults() {
 	duration(&o.HandshakeTimeout, 5*time.Second)
 	duration(&o.WriteTimeout, 10*time.Second)
 	duration(&o.TokenLife, 30*time.Second)
+	duration(&o.endPatience, 100*time.Millisecond)
 	if o.Log == nil {
 		o.Log = slog.Default()
 	}

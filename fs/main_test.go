@@ -180,6 +180,6 @@ func bothModes(t *testing.T, test func(t *testing.T, s *scene)) {
 
 // How long and how often to wait for background work.
 const (
-	eventually = 10 * time.Second
+	eventually = time.Minute
 	tick       = time.Millisecond
 )
