@@ -130,8 +130,8 @@ int gaiafs_call(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, size_
  * gaiafs_call_begin sends a request, or queues it until there is room. It returns an errno. After 0, wait for r with
  * gaiafs_call_wait, which returns 0 once the reply is complete; r->fail then has the result. Until then it returns
  * ETIMEDOUT after timeout milliseconds (negative: never) and EINTR after a signal handler: call it again.
- * gaiafs_call_abandon gives the request up and does not wait. r must be from malloc; it is freed when its reply has
- * come.
+ * gaiafs_call_abandon gives the request up and does not wait. An UNMAP or DONE that was not sent yet is still sent. r
+ * must be from malloc; it is freed when its reply has come.
  */
 int gaiafs_call_begin(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, size_t n, struct gaiafs_request *r);
 int gaiafs_call_wait(struct gaiafs_conn *c, struct gaiafs_request *r, int timeout);
