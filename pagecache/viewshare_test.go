@@ -137,6 +137,26 @@ func TestViewThatJoinsLate(t *testing.T) {
 	s.check()
 }
 
+// TestPagesThatNobodyReadForAView: a view reads the pages itself that another reader claimed for it and did not read.
+func TestPagesThatNobodyReadForAView(t *testing.T) {
+	s := newShards(t, 64<<20)
+	gate := s.m.devices[0].Hold(faulty.HostBuffer) // the view has claimed the first pieces
+	s.begin(t.Context(), 0)
+	<-gate.Arrived()
+	f := s.m.cache.Lookup(s.src.id)
+	f.viewsMu.Lock()
+	p, end := f.views[0], page.Count(64<<20)
+	share, ok := p.shares.fill.Offer(func() []page.Range { return p.claim([]page.Range{{Start: end - 16, End: end}}) })
+	f.viewsMu.Unlock()
+	require.True(t, ok)
+	gate.Open()
+	s.await(func(*File) bool { return p.shares == nil }) // it has begun all its reads
+	share.Withdraw()
+	s.group.Wait()
+	require.NoError(t, s.errs[0])
+	s.check()
+}
+
 // TestShardsBesideFaults: if one view fails, or its client gives up, the others still get everything they asked for.
 func TestShardsBesideFaults(t *testing.T) {
 	broken := errors.New("the bus is broken")

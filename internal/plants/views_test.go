@@ -63,10 +63,7 @@ var viewsPlants = []plant{
 		file: "pagecache/viewfill.go",
 		old:  "rest = p.state.Coming()",
 		new:  "rest = nil",
-		nets: []net{
-			{pkg: "pagecache", run: "TestShardsBesideFaults"},
-			{pkg: "pagecache", run: "TestRandomShards"},
-		},
+		nets: []net{{pkg: "pagecache", run: "TestPagesThatNobodyReadForAView"}},
 	},
 	{
 		name: "view: bytes read before a page was claimed arrive after newer ones",

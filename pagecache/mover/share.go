@@ -146,7 +146,7 @@ func (x *Piece) share() {
 		if y := s.piece(x); y != nil {
 			s.Fill.hand(y)
 		} else {
-			s.withdraw()
+			s.Withdraw()
 		}
 	}
 	x.shares = nil
@@ -209,12 +209,13 @@ func (p *Fill) hand(y *Piece) {
 // withdraw says that the other Fills do not get their shares of a piece.
 func (x *Piece) withdraw() {
 	for _, s := range x.shares {
-		s.withdraw()
+		s.Withdraw()
 	}
 	x.shares = nil
 }
 
-func (s *Share) withdraw() {
+// Withdraw says that the other Fill does not get its share.
+func (s *Share) Withdraw() {
 	s.Fill.Into.(Sharer).Return(s.Pages)
 	s.Fill.inbox.came(0)
 }
