@@ -310,14 +310,12 @@ func (s *service) takeAway() error {
 	}
 	done := make(chan error, 1)
 	go func() { done <- s.mount.Unmount() }()
-	select {
-	case err := <-done:
-		if !errors.Is(err, syscall.EBUSY) {
-			return err
-		}
-	case <-time.After(time.Second): // it is unmounted here
+	switch err := awaitUnmount(done, s.mountedHere); {
+	case errors.Is(err, errElsewhere):
 		s.awaitPrograms()
 		return nil
+	case !errors.Is(err, syscall.EBUSY):
+		return err
 	}
 	s.log.Warn("the mountpoint is in use: it is detached now, and this process ends when those programs have ended; "+
 		"a second signal ends it at once",
@@ -328,6 +326,26 @@ func (s *service) takeAway() error {
 	}
 	s.awaitPrograms()
 	return nil
+}
+
+// errElsewhere says that the mount is gone from its mountpoint, and still exists elsewhere.
+var errElsewhere = errors.New("it is mounted elsewhere")
+
+// awaitUnmount returns what an unmount sends to done. An unmount that has taken effect lasts until the mount is gone
+// everywhere; awaitUnmount then returns errElsewhere. On a busy machine, an unmount may also take long before it fails.
+func awaitUnmount(done <-chan error, mountedHere func() bool) error {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case err := <-done:
+			return err
+		case <-tick.C:
+			if !mountedHere() {
+				return errElsewhere
+			}
+		}
+	}
 }
 
 // awaitPrograms returns when no program uses the mount, which is no longer at its mountpoint.

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -303,6 +304,28 @@ func TestUmountWhileMountedElsewhere(t *testing.T) {
 		require.False(t, s.isMounted(t))
 		end()
 		require.Equal(t, exitOK, s.end(t), s.logged(t))
+	}
+}
+
+// An unmount that takes long does not count as one that took effect: a busy machine may be late to say EBUSY.
+func TestLateUnmount(t *testing.T) {
+	for name, c := range map[string]struct {
+		here         bool
+		after        time.Duration
+		result, want error
+	}{
+		"it fails late":           {true, 3 * time.Second, syscall.EBUSY, syscall.EBUSY},
+		"it succeeds late":        {true, 3 * time.Second, nil, nil},
+		"it succeeds":             {false, 0, nil, nil},
+		"it is mounted elsewhere": {false, time.Hour, nil, errElsewhere},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				done := make(chan error, 1)
+				time.AfterFunc(c.after, func() { done <- c.result })
+				require.Equal(t, c.want, awaitUnmount(done, func() bool { return c.here }))
+			})
+		})
 	}
 }
 
