@@ -127,7 +127,7 @@ static int ask_for(struct gaiafs_mapping *m, const uint8_t token[GAIAFS_TOKEN], 
 	if (named == NULL && kind != GAIA_KIND_ANY)
 		return kind == GAIA_KIND_CUDA ?
 			gaiafs_failed(f, ENODEV, "the mount has no GPUs, only emulated devices: ask for one of these (\"emulated:%d\", or "
-				      "its number), or say GAIAFS_EMULATED=1 to have them stand in for GPUs", m->dev) :
+				      "its number), or set GAIAFS_EMULATED=1 to let them stand in for GPUs", m->dev) :
 			gaiafs_failed(f, ENODEV, "the mount has no devices of kind %d, only GPUs", kind);
 	if (gaiafs_conn_may_map(m->conn, f) != 0)
 		return f->errnum;

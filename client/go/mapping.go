@@ -231,8 +231,8 @@ func (m *Mapping) open(o options) error {
 	case named == nil && o.kind != 0:
 		c.release()
 		if o.kind == KindCUDA {
-			return failed(syscall.ENODEV, "the mount has no GPUs, only emulated devices: ask for one of these, or say "+
-				"GAIAFS_EMULATED=1 to have them stand in for GPUs")
+			return failed(syscall.ENODEV, "the mount has no GPUs, only emulated devices: ask for one of these, or set "+
+				"GAIAFS_EMULATED=1 to let them stand in for GPUs")
 		}
 		return failed(syscall.ENODEV, "the mount has no devices of kind %s", o.kind)
 	case named != nil && named.open != nil:

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/gpubackend/cuda"
 )
 
 // ready returns the line that is printed when the mount is usable.
@@ -16,7 +17,8 @@ func (s *service) ready() string {
 	case len(devices) == 0:
 		return text + ", without devices (--gpus none)"
 	case s.noGPU != nil:
-		text += fmt.Sprintf("; no GPU: %s; using emulated devices", s.noGPU)
+		why := strings.TrimPrefix(s.noGPU.Error(), cuda.ErrUnavailable.Error()+": ")
+		text += fmt.Sprintf("; no GPU: %s; using emulated devices", why)
 	case !slices.ContainsFunc(devices, isGPU):
 		text += "; emulated devices, as --gpus says"
 	}

@@ -357,10 +357,15 @@ func count(n int, thing string) string {
 	return fmt.Sprint(n, " ", thing)
 }
 
+// table aligns the columns that fill writes, without blanks at the ends of lines.
 func table(w io.Writer, fill func(io.Writer)) {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	var text strings.Builder
+	t := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
 	fill(t)
-	_ = t.Flush() // cannot fail: it writes to memory
+	_ = t.Flush() // into memory
+	for line := range strings.Lines(text.String()) {
+		_, _ = io.WriteString(w, strings.TrimRight(line, " \n")+"\n") // commands check standard output at the end
+	}
 }
 
 func bytesText(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }

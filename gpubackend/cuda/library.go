@@ -46,8 +46,7 @@ func bind(open func() (library, error)) (*driver, error) {
 	defer runtime.UnlockOSThread()
 	lib, err := open()
 	if err != nil {
-		return nil, fmt.Errorf("%w: there is no NVIDIA driver: %s cannot be loaded (%w)", ErrUnavailable, libraryName,
-			err)
+		return nil, fmt.Errorf("%w: there is no NVIDIA driver (%w)", ErrUnavailable, err) // err names the library
 	}
 	d := new(driver)
 	for _, f := range d.functions() {
