@@ -450,8 +450,9 @@ func (c *Cache) Close(ctx context.Context) error {
 	if !all {
 		return errors.Join(errs...) // a goroutine may still use the devices
 	}
+	c.background.Wait() // it gives the lanes work
 	c.lanes.work.Wait()
-	c.background.Wait() // reads that came in late may have started work
+	c.background.Wait() // lanes, and reads that came in late, may have started work
 	c.reads.Wait()
 	c.pages.free()
 	c.pinned.Trim(0)
