@@ -68,10 +68,12 @@
 // While a page drains, the kernel may still write home a dirty copy that was read before the release. Such a write
 // carries whole pages with their old bytes. If a collect changed home before that write arrived, the write would undo
 // the collected bytes. So Pending leaves draining pages out. The exception is a read that enters the kernel's page
-// cache, because the kernel asks for a page only if it holds no copy of it. Pages that drain because of CPUReadMerged
-// are not left out: programs have seen what was released, and the kernel's copies have it. They lack what devices bring
-// home later. So the executor keeps the bytes that the kernel got. If the kernel writes such a page home, the executor
-// writes only what a program changed.
+// cache, because the kernel asks for a page only if it holds no copy of it.
+//
+// Pages of an earlier release that home did not take are not left out either, if they drain because of CPUReadMerged or
+// of a further release. Programs have seen the earlier release, and the kernel's copies are no older. They lack what
+// devices bring home later. So the executor keeps the bytes that the kernel got by CPUReadMerged. If the kernel writes
+// such a page home, the executor writes only what a program changed.
 //
 // After the kernel dropped a draining page, a program may write the whole page while it still drains. Then the kernel
 // holds the page again, without the released bytes. A release returns only when there are no such pages. So the kernel

@@ -104,7 +104,9 @@ type DrainID uint64
 type drain struct {
 	id     DrainID
 	ranges []page.Range
-	merged bool // the kernel's copies have the released bytes
+	// shown are those of ranges that Pending does not leave out. Something of them had been released, and had drained,
+	// before this drain began, and home did not take it: the kernel's copies are no older than that.
+	shown []page.Range
 }
 
 // release publishes the pages that owner o modified, as ascending ranges that do not overlap. drops are the runs that
@@ -112,9 +114,15 @@ type drain struct {
 func (f *File) release(ranges []page.Range, o versions.Owner) (drops []page.Range, id DrainID) {
 	f.checkDropped(ranges)
 	ranges = f.within(ranges)
+	var shown []page.Range
 	f.pages.scan(ranges, nil, func(run page.Range, s *state) {
 		if r := s.find(o); r != nil && r.tracked && (s.cpu || f.HeldUnasked) {
 			drops = page.AppendRange(drops, run)
+			if s.firstPending() != nil {
+				for _, part := range f.subtractDraining(run, false) {
+					shown = page.AppendRange(shown, part)
+				}
+			}
 		}
 	})
 	f.changeAll(ranges, func(s *state) {
@@ -128,7 +136,7 @@ func (f *File) release(ranges []page.Range, o versions.Owner) (drops []page.Rang
 	})
 	f.last++
 	if len(drops) > 0 {
-		f.drain = append(f.drain, drain{id: f.last, ranges: drops})
+		f.drain = append(f.drain, drain{f.last, drops, shown})
 	}
 	f.checkInvariants(wholeFile)
 	return drops, f.last
@@ -167,17 +175,21 @@ func (f *File) redrop(rg page.Range, merged bool) (drops []page.Range, id DrainI
 	}
 	f.pages.update(drops, nil, unremembered, func(s *state) { s.cpu = false })
 	f.last++
-	f.drain = append(f.drain, drain{f.last, drops, merged})
+	d := drain{id: f.last, ranges: drops}
+	if merged {
+		d.shown = drops
+	}
+	f.drain = append(f.drain, d)
 	f.checkInvariants(rg)
 	return drops, f.last
 }
 
-// takeOver removes pages from the drains of releases.
+// takeOver removes pages from all drains.
 func (f *File) takeOver(pages []page.Range) {
 	for i := range f.drain {
 		for _, rg := range pages {
-			if d := &f.drain[i]; !d.merged && len(d.overlapping(rg)) > 0 {
-				d.ranges = page.Subtract(d.ranges, rg)
+			if d := &f.drain[i]; len(overlapping(d.ranges, rg)) > 0 {
+				d.ranges, d.shown = page.Subtract(d.ranges, rg), page.Subtract(d.shown, rg)
 			}
 		}
 	}
@@ -187,33 +199,36 @@ func (f *File) takeOver(pages []page.Range) {
 // Draining returns the ids of the releases that still drain a page of rg.
 func (f *File) Draining(rg page.Range) (ids []DrainID) {
 	for _, d := range f.drain {
-		if len(d.overlapping(rg)) > 0 {
+		if len(overlapping(d.ranges, rg)) > 0 {
 			ids = append(ids, d.id)
 		}
 	}
 	return ids
 }
 
-// overlapping returns the drain's ranges that share a page with rg. It searches, because a release of scattered pages
-// has thousands of ranges.
-func (d *drain) overlapping(rg page.Range) []page.Range {
-	first := sort.Search(len(d.ranges), func(i int) bool { return d.ranges[i].End > rg.Start })
+// overlapping returns those of a drain's ranges that share a page with rg. It searches, because a release of scattered
+// pages has thousands of ranges.
+func overlapping(ranges []page.Range, rg page.Range) []page.Range {
+	first := sort.Search(len(ranges), func(i int) bool { return ranges[i].End > rg.Start })
 	n := first
-	for n < len(d.ranges) && d.ranges[n].Start < rg.End {
+	for n < len(ranges) && ranges[n].Start < rg.End {
 		n++
 	}
-	return d.ranges[first:n]
+	return ranges[first:n]
 }
 
-// subtractDraining returns the parts of run that are not draining. Unless merged is set, pages that the kernel got with
-// the released bytes merged in do not count as draining.
-func (f *File) subtractDraining(run page.Range, merged bool) []page.Range {
+// subtractDraining returns the parts of run that are not draining. Pages that a drain shows count as draining only if
+// shown is set.
+func (f *File) subtractDraining(run page.Range, shown bool) []page.Range {
 	parts := []page.Range{run}
 	for _, d := range f.drain {
-		if d.merged && !merged {
-			continue
+		hidden := overlapping(d.ranges, run)
+		if !shown {
+			for _, rg := range overlapping(d.shown, run) {
+				hidden = page.Subtract(hidden, rg)
+			}
 		}
-		for _, dr := range d.overlapping(run) {
+		for _, dr := range hidden {
 			parts = page.Subtract(parts, dr)
 		}
 	}

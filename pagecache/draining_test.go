@@ -281,3 +281,31 @@ func TestWritesWhileReleasedPagesDrain(t *testing.T) {
 	require.Equal(t, []byte{9}, src.home.bytes(lastOfPage, 1))
 	p.unmap()
 }
+
+// TestAcquireDuringASecondRelease: the kernel caches writes, and home takes nothing. A second release of a page is
+// under way, and home takes bytes again. Another device still gets the first release, and a direct write is later.
+func TestAcquireDuringASecondRelease(t *testing.T) {
+	m := newMachine(t, 2, func(o *Options, _ *int64) { o.WriteBack = true })
+	src := m.file(page.Size)
+	p, other := m.run(src, 0, 0, page.Size, true), m.run(src, 1, 0, page.Size, true)
+	p.store(lastOfPage, 1)
+	src.home.fail(syscall.ENOSPC)
+	p.release()
+	p.store(9, 2)
+	asked := false
+	src.kernel.hook = func(int64, int64) {
+		asked = true
+		src.home.fail(nil)
+		other.acquire()
+		assert.EqualValues(t, 1, other.byteAt(lastOfPage))
+		src.write(t, lastOfPage, []byte{7})
+	}
+	p.release()
+	require.True(t, asked)
+	src.kernel.hook = nil
+	require.NoError(t, src.attached.Sync(context.Background(), nil))
+	got := src.home.bytes(0, page.Size)
+	require.Equal(t, []byte{2, 7}, []byte{got[9], got[lastOfPage]})
+	p.unmap()
+	other.unmap()
+}

@@ -114,11 +114,6 @@ func (f *File) readPending(
 	if direct {
 		// The kernel may have a dirty copy, so draining pages are left alone: their release has not returned yet.
 		pending = f.lrc.Pending(rg, false)
-		if f.collectErr != nil && len(f.lrc.Draining(rg)) > 0 {
-			// But they may lack the bytes of an earlier release, too, because home did not take them.
-			n, fromHome, err = f.readMergedLocked(ctx, p, off, true, false)
-			return 0, n, fromHome, err
-		}
 	} else {
 		pending = f.lrc.CPURead(rg)
 	}

@@ -224,8 +224,8 @@ var pagecachePlants = []plant{
 	{
 		name: "pages that the kernel got merged while the disk was full count as draining",
 		file: "lrc/release.go",
-		old:  "if d.merged && !merged {",
-		new:  "if false {",
+		old:  "\t\tif !shown {\n",
+		new:  "\t\tif false {\n",
 		nets: []net{{pkg: "pagecache", run: "TestReadsPastTheCacheWhileTheDiskIsFull|TestWritesWhenTheDiskHasRoomAgain"}},
 	},
 	{
@@ -250,11 +250,14 @@ var pagecachePlants = []plant{
 		nets: []net{{pkg: "pagecache", run: "TestWritesWhileReleasedPagesDrain"}},
 	},
 	{
-		name: "a direct read while the disk is full ignores earlier releases of pages that drain",
-		file: "pagecache/read.go",
-		old:  "if f.collectErr != nil && len(f.lrc.Draining(rg)) > 0 {",
-		new:  "if false {",
-		nets: []net{{pkg: "pagecache", run: "TestReadsPastTheCacheDuringASecondRelease"}},
+		name: "a further release hides one that home did not take",
+		file: "lrc/release.go",
+		old:  "\t\t\tif s.firstPending() != nil {\n",
+		new:  "\t\t\tif false {\n",
+		nets: []net{
+			{pkg: "pagecache", run: "TestReadsPastTheCacheDuringASecondRelease|TestAcquireDuringASecondRelease"},
+			{pkg: "internal/stress", run: "TestFlappingSource"},
+		},
 	},
 	{
 		name: "a read while the disk is full merges against home instead of the base",

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gaiafs/gaiafs/internal/hungfs"
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
@@ -36,6 +37,7 @@ var programs = map[string]func(args []string) error{}
 
 func TestMain(m *testing.M) {
 	testmount.Main()
+	hungfs.Main()
 	if name := os.Getenv(programVariable); name != "" {
 		if err := programs[name](os.Args[1:]); err != nil {
 			fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
