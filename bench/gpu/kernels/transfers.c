@@ -2,7 +2,8 @@
  * A program that reads from a device while others keep the link to it busy.
  *
  *   transfers make FILE MIB
- *   transfers load FILE MIB SECONDS   maps one 64 MiB part of the file after another, and prints GB/s
+ *   transfers load FILE MIB SECONDS   maps one 64 MiB part of the file after another, and prints GB/s, and the
+ *                                     milliseconds that mapping and unmapping took on average
  *   transfers read FILE READS         stores into the file on the device, releases, and reads 2 MiB at a time with
  *                                     read(2); prints median, 95th percentile and maximum in microseconds
  *
@@ -56,17 +57,23 @@ static void load(const char *path, size_t mib, double seconds)
 {
 	int fd = open(path, O_RDONLY);
 	const size_t part = 64;
-	double begin, took;
+	double begin, took, mapping = 0, unmapping = 0;
 	size_t n = 0;
 
 	CHECK(fd >= 0 && mib >= part);
 	for (begin = now(); (took = now() - begin) < seconds; n++) {
 		size_t at = n % (mib / part) * part * MIB;
+		double asked = now(), mapped;
 		void *p = gaia_mmap(NULL, part * MIB, PROT_READ, MAP_SHARED, fd, (off_t)at, 0);
 
-		CHECK(p != MAP_FAILED && gaia_munmap(p, part * MIB) == 0);
+		CHECK(p != MAP_FAILED);
+		mapped = now();
+		CHECK(gaia_munmap(p, part * MIB) == 0);
+		mapping += mapped - asked;
+		unmapping += now() - mapped;
 	}
-	printf("load %.2f GB/s\n", (double)(n * part * MIB) / took / 1e9);
+	printf("load %.2f GB/s, map %.2f ms, unmap %.2f ms\n", (double)(n * part * MIB) / took / 1e9,
+	       1e3 * mapping / (double)n, 1e3 * unmapping / (double)n);
 }
 
 static int ascending(const void *a, const void *b)
