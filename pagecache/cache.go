@@ -102,6 +102,7 @@ type Cache struct {
 	coldWays map[uint64]*mover.ColdWay
 	// viewsByKey has all views. Protected by mu.
 	viewsByKey map[viewKey]*View
+	viewUses   uint64  // counts uses of views; protected by mu
 	closed     bool    // protected by mu
 	losses     []*Loss // protected by mu; everything that was lost with devices so far
 	// noDirectReasons say why files are read through the host's page cache although BufferedReads is not set.

@@ -126,7 +126,7 @@ func covered(ranges []page.Range) (out []page.Range) {
 // open claims the pages of the group, and brings home what was released of them.
 func (g *Group) open(ctx context.Context) error {
 	g.c.memory.charge(memoryGroups, g.host)
-	if g.host > leastList && !g.c.memory.fits(0) {
+	if g.host > leastList && !g.c.makeRoom(0) {
 		g.c.memory.charge(memoryGroups, -g.host)
 		return fail(syscall.ENOMEM, "the list of the group's ranges takes %s of host memory, of which %s are left; use fewer ranges, "+
 			"or mount with a larger --host-memory", humanize.IBytes(uint64(g.host)),

@@ -28,7 +28,7 @@ const holdBases = collectPortion
 // is enough. No portion is on its way home, because portions refer to bases.
 func (f *File) relieveLocked(ctx context.Context, pages int64) (room bool) {
 	m := &f.c.memory
-	if m.fits(pages * page.Size) {
+	if f.c.makeRoom(pages * page.Size) {
 		return true
 	}
 	if len(f.bases.blocks) == 0 {

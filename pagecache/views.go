@@ -38,7 +38,8 @@ type View struct {
 	host   int64        // bytes of host memory that the view is charged for; immutable
 	user   uint32       // immutable
 
-	users int // ViewMappings, and calls of MapView. Protected by Cache.mu
+	users int    // ViewMappings, and calls of MapView. Protected by Cache.mu
+	used  uint64 // Cache.viewUses when the last user left. Protected by Cache.mu
 
 	// filling has an element while a fill is going on.
 	filling chan struct{}
@@ -119,7 +120,7 @@ func (c *Cache) joinView(dev *device, key viewKey, user uint32, files []*File, l
 		filling: make(chan struct{}, 1), mappings: make(map[*ViewMapping]struct{}),
 	}
 	c.memory.charge(memoryViews, v.host) // before the limit is checked: concurrent requests see each other
-	if v.host > leastList && !c.memory.fits(0) {
+	if v.host > leastList && !c.makeRoom(0) {
 		c.memory.charge(memoryViews, -v.host)
 		return nil, fail(syscall.ENOMEM,
 			"the list of the view's segments takes %s of host memory, of which %s are left; use fewer "+
@@ -202,6 +203,8 @@ func (f *File) snapshotViews() []*View {
 func (v *View) leave(ctx context.Context) {
 	v.c.mu.Lock()
 	v.users--
+	v.c.viewUses++
+	v.used = v.c.viewUses
 	v.c.mu.Unlock()
 	if v.empty() || v.dev.lost.Load() {
 		v.drop()
@@ -220,6 +223,19 @@ func (v *View) empty() bool {
 
 // drop forgets the view and frees its memory, unless it is in use or already dropped.
 func (v *View) drop() (freed int64, dropped bool) {
+	if !v.forget() {
+		return 0, false
+	}
+	freed = v.free()
+	if len(v.parts) > 1 { // the files of the other parts may have no other use
+		v.dropEmptyBeside()
+	}
+	return freed, true
+}
+
+// forget makes nobody find the view any more and gives its host memory back, unless the view is in use or forgotten
+// already. The caller frees its memory.
+func (v *View) forget() bool {
 	c := v.c
 	c.mu.Lock()
 	idle := v.users == 0 && c.viewsByKey[v.key] == v
@@ -228,25 +244,33 @@ func (v *View) drop() (freed int64, dropped bool) {
 	}
 	c.mu.Unlock()
 	if !idle {
-		return 0, false
+		return false
 	}
+	for _, p := range v.parts {
+		p.f.removeView(p)
+	}
+	c.memory.charge(memoryViews, -v.host)
+	return true
+}
+
+// free frees the memory of a forgotten view.
+func (v *View) free() (freed int64) {
 	v.mu.Lock()
+	defer v.mu.Unlock()
 	for _, x := range v.extents {
 		freed += x.Size()
 		x.Leave(v.dev.lost.Load())
 	}
 	v.extents = nil
-	v.mu.Unlock()
+	return freed
+}
+
+// dropEmptyBeside drops the unused views without memory of the view's files, and the files that nothing uses, in the
+// background.
+func (v *View) dropEmptyBeside() {
 	for _, p := range v.parts {
-		p.f.removeView(p)
+		v.c.lanes.do(p.f, choreViews, p.f.dropEmptyViews)
 	}
-	c.memory.charge(memoryViews, -v.host)
-	if len(v.parts) > 1 { // the files of the other parts may have no other use
-		for _, p := range v.parts {
-			c.lanes.do(p.f, choreViews, p.f.dropEmptyViews)
-		}
-	}
-	return freed, true
 }
 
 // dropViews drops the unused views of the file.
@@ -312,9 +336,7 @@ func (v *View) Clean(_ context.Context, x *residency.Extent, copied bool) bool {
 	v.extents = slices.Delete(v.extents, i, i+1)
 	v.c.counters.Evictions.Add(1)
 	if len(v.extents) == 0 {
-		for _, p := range v.parts {
-			v.c.lanes.do(p.f, choreViews, p.f.dropEmptyViews)
-		}
+		v.dropEmptyBeside()
 	}
 	return true
 }

@@ -1,11 +1,14 @@
 package pagecache
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -345,4 +348,85 @@ func TestManyRowsAtOnce(t *testing.T) {
 		})
 	}
 	group.Wait()
+}
+
+// oneByteEach returns n segments, so that their list takes much more host memory than the view has bytes. No two calls
+// with another k return the same.
+func oneByteEach(n, k int) ViewRequest {
+	segments := make([]view.Segment, n)
+	for i := range segments {
+		segments[i] = bytesOf(int64(i+k), 1)
+	}
+	return ViewRequest{Segments: segments}
+}
+
+// TestUnusedViewsGiveHostMemoryBack: the lists of views that nobody maps go when others need the host memory.
+func TestUnusedViewsGiveHostMemoryBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const limit, n = 2 << 20, 1 << 13
+		m := newMachine(t, 1, hostMemory(limit))
+		src, gone := m.noisyFile(64<<10), m.noisyFile(64<<10)
+		m.view(oneByteEach(1000, 0), gone).unmap()
+		m.view(oneByteEach(1000, 0), gone, src).unmap()
+		mapped := m.view(oneByteEach(n, 1), src)
+		first := m.view(oneByteEach(n, 2), src)
+		first.unmap()
+		for k := range 10 {
+			v := m.view(oneByteEach(n, 3+k), src)
+			v.check()
+			v.unmap()
+			require.LessOrEqual(t, m.cache.memory.classes[memoryViews].Load(), int64(limit))
+		}
+		theirs := oneByteEach(n, 0)
+		theirs.User = 7
+		v := m.view(theirs, src)
+		v.check()
+		synctest.Wait()
+		require.LessOrEqual(t, int64(len(m.cache.viewsByKey)), limit/mapped.v.host)
+		require.Nil(t, m.cache.Lookup(gone.id), "a file none of whose views is left")
+
+		src.write(t, 0, bytes.Repeat([]byte{3}, 64<<10))
+		again := m.view(oneByteEach(n, 2), src)
+		require.NotSame(t, first.v, again.v)
+		for _, v := range []*viewer{mapped, v, again} {
+			v.acquire()
+			v.check()
+			v.unmap()
+		}
+		synctest.Wait()
+		used := int64(0)
+		for _, v := range m.cache.viewsByKey {
+			used += v.status().DeviceBytes
+		}
+		require.Equal(t, used, m.devices[0].Used(), "memory of views that are gone")
+	})
+}
+
+// TestUnusedViewsOfTheLargestUserGoFirst: a user whose unused views take little host memory keeps them. Of the others,
+// the least recently used go. A view that is too large in any case costs nobody anything.
+func TestUnusedViewsOfTheLargestUserGoFirst(t *testing.T) {
+	const n = 1 << 12
+	m := newMachine(t, 1)
+	src := m.noisyFile(64 << 10)
+	views := make([]*View, 5)
+	for k := range views {
+		req := oneByteEach(n, k)
+		req.User = min(uint32(k), 1)
+		v := m.view(req, src)
+		views[k] = v.v
+		v.unmap()
+	}
+	used := oneByteEach(n, 1)
+	used.User = 1
+	m.view(used, src).unmap()
+	m.cache.memory.limit = m.cache.memory.total.Load()
+	_, err := m.tryView(oneByteEach(10*n, 0), src)
+	require.ErrorIs(t, err, syscall.ENOMEM)
+	require.Len(t, m.cache.viewsByKey, len(views))
+
+	m.view(oneByteEach(2*n, 9), src)
+	for k, v := range views {
+		kept := m.cache.viewsByKey[v.key] == v
+		require.Equal(t, k != 2 && k != 3, kept, "view %d", k)
+	}
 }

@@ -173,4 +173,32 @@ var viewsPlants = []plant{
 		new:  "if run.Empty() || r.Len >= leastRow",
 		nets: []net{{pkg: "pagecache", run: "TestViewOfShortRows|TestRandomViews"}},
 	},
+	{
+		name: "view: unused views that were used last go first",
+		file: "pagecache/unused.go",
+		old:  "int(a.used) - int(b.used)",
+		new:  "int(b.used) - int(a.used)",
+		nets: []net{{pkg: "pagecache", run: "TestUnusedViewsOfTheLargestUserGoFirst"}},
+	},
+	{
+		name: "view: views of users who have few of them go first",
+		file: "pagecache/unused.go",
+		old:  "byUser[v.user] > byUser[unused[i].user]",
+		new:  "byUser[v.user] < byUser[unused[i].user]",
+		nets: []net{{pkg: "pagecache", run: "TestUnusedViewsOfTheLargestUserGoFirst"}},
+	},
+	{
+		name: "view: unused views go although that does not make enough room",
+		file: "pagecache/unused.go",
+		old:  "c.memory.fits(n-all) && ",
+		new:  "",
+		nets: []net{{pkg: "pagecache", run: "TestUnusedViewsOfTheLargestUserGoFirst"}},
+	},
+	{
+		name: "view: a view that went for its list keeps its device memory",
+		file: "pagecache/unused.go",
+		old:  "c.lanes.work.Go(func() { v.free() })",
+		new:  "_ = v",
+		nets: []net{{pkg: "pagecache", run: "TestUnusedViewsGiveHostMemoryBack"}},
+	},
 }
