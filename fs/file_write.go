@@ -202,7 +202,7 @@ func (w *homeWrite) leaveOutPast() error {
 func (w *homeWrite) change(ctx context.Context, prepare func(off int64) error) error {
 	c := w.of.content
 	change := pagecache.Change{Kind: pagecache.ChangeWrite, Off: w.off, Len: int64(len(w.data)),
-		WriteBack: w.writeBack, Bytes: &w.data}
+		WriteBack: w.writeBack, Direct: w.direct && !w.writeBack, Bytes: &w.data}
 	if w.appends {
 		change.Kind = pagecache.ChangeAppend
 	}

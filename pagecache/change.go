@@ -37,6 +37,8 @@ type Change struct {
 	Off, Len int64
 	// WriteBack means that the bytes are whole dirty pages from the kernel, not bytes that a program just wrote.
 	WriteBack bool
+	// Direct means that a ChangeWrite does not go through the kernel's pages: they lack its bytes.
+	Direct bool
 	// Bytes are the bytes of a ChangeWrite, or nil if they are not known. ChangeHome may replace the slice before it
 	// calls do, and does not change its bytes.
 	Bytes *[]byte
@@ -241,7 +243,7 @@ func (f *File) writeLocked(c Change, rg page.Range, begin func() error,
 	}
 	f.clean.Changed(rg) // stops reads without mu from here on; Commit reports the change again
 	if err = do(c.Off, c.Len); err == nil {
-		f.sentLocked(c.Off, sent)
+		f.kernelKnowsLocked(c, sent)
 	}
 	f.spoilLocked(rg)
 	plan.Commit(c.held()) // also after an error: part of it may have been written
@@ -283,6 +285,7 @@ func (f *File) truncateLocked(ctx context.Context, before int64, c Change, do fu
 		return err
 	}
 	f.size = size
+	f.zeroedMergedLocked(page.From(size))
 	return f.cutPlannedLocked(ctx, size, plan)
 }
 

@@ -309,3 +309,126 @@ func TestAcquireDuringASecondRelease(t *testing.T) {
 	p.unmap()
 	other.unmap()
 }
+
+// besideMergedPage lets a device release the last byte of a page while home is full, and a program read the page and
+// the next one. While the kernel drops them, home takes bytes again, and do gets the first page as the kernel has it.
+// In the end, the page's bytes at offsets are want.
+func besideMergedPage(t *testing.T, do func(m *machine, src *source, p *program, kernel []byte),
+	offsets []int, want ...byte) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine(t, 1)
+		src := m.file(3 * page.Size)
+		src.reader = &openHome{Home: src.home}
+		p := m.run(src, 0, 0, 2*page.Size, true)
+		p.store(lastOfPage, 1)
+		p.store(2*page.Size-1, 1)
+		src.home.fail(syscall.ENOSPC)
+		p.release()
+		var kernel []byte
+		answered, done := make(chan struct{}), make(chan struct{})
+		src.kernel.hook = func(int64, int64) {
+			src.kernel.hook = nil
+			<-answered
+			src.home.fail(nil)
+			do(m, src, p, kernel)
+			close(done)
+		}
+		kernel = src.read(t, 0, 2*page.Size)[:page.Size]
+		close(answered)
+		<-done
+		synctest.Wait()
+		require.NoError(t, src.attached.Sync(context.Background(), nil))
+		page, got := src.home.bytes(0, page.Size), make([]byte, len(offsets))
+		for i, at := range offsets {
+			got[i] = page[at]
+		}
+		require.Equal(t, want, got)
+		p.unmap()
+	})
+}
+
+// publish makes what a device stored at off visible, while a merged page of it drains. The release returns later.
+func publish(p *program, off int, b byte) {
+	p.store(off, b)
+	go p.release()
+	synctest.Wait()
+}
+
+func (s *source) writeBack(t *testing.T, kernel []byte) {
+	t.Helper()
+	require.NoError(t, s.tryWrite(Change{Kind: ChangeWrite, Len: int64(len(kernel)), WriteBack: true}, kernel))
+}
+
+// TestStoresIntoPagesThatWereReadAgain: the kernel has dropped a page that it got merged, and still drops the next one.
+// A program reads the page again, and stores a byte's former value.
+func TestStoresIntoPagesThatWereReadAgain(t *testing.T) {
+	for how, read := range map[string]func(m *machine, src *source){
+		"alone": func(*machine, *source) {},
+		"after reads of the region": func(_ *machine, src *source) {
+			require.NoError(t, src.attached.BringHome(context.Background()))
+			for range 3 { // the second one publishes that nothing of the region is pending
+				src.read(t, 2*page.Size, page.Size)
+			}
+		},
+		"after direct reads of it": func(m *machine, src *source) {
+			m.cache.leastFlight = 1
+			for range 2 { // the first one makes a flight, the second one shows it
+				_, _, err := src.attached.Read(context.Background(), make([]byte, page.Size), 0, true, src.reader)
+				require.NoError(t, err)
+			}
+		},
+	} {
+		t.Run(how, func(t *testing.T) {
+			besideMergedPage(t, func(m *machine, src *source, p *program, kernel []byte) {
+				require.NoError(t, src.attached.BringHome(context.Background()))
+				publish(p, 9, 2)
+				read(m, src)
+				copy(kernel, src.read(t, 0, page.Size))
+				require.EqualValues(t, 2, kernel[9])
+				kernel[9] = 0
+				src.writeBack(t, kernel)
+			}, []int{9, lastOfPage}, 0, 1)
+		})
+	}
+}
+
+// TestDirectWritesIntoMergedPages: the kernel's copy lacks what a program wrote past it, and does not undo it.
+func TestDirectWritesIntoMergedPages(t *testing.T) {
+	besideMergedPage(t, func(_ *machine, src *source, _ *program, kernel []byte) {
+		require.NoError(t, src.tryWrite(Change{Kind: ChangeWrite, Off: 5, Len: 1, Direct: true}, []byte{7}))
+		kernel[4] = 3
+		src.writeBack(t, kernel)
+	}, []int{4, 5, lastOfPage}, 3, 7, 1)
+}
+
+// TestZerosInMergedPages: the kernel's copy has zeros where a program made a hole or cut the file. They do not undo
+// what a device stores there later.
+func TestZerosInMergedPages(t *testing.T) {
+	for how, zero := range map[string]func(t *testing.T, src *source){
+		"hole": func(t *testing.T, src *source) {
+			t.Helper()
+			require.NoError(t, src.attached.ChangeHome(context.Background(),
+				Change{Kind: ChangeZero, Off: 100, Len: 3*page.Size - 100}, func(off, n int64) error {
+					_, err := src.home.WriteAt(make([]byte, min(n, 2*page.Size-off)), off)
+					return err
+				}))
+		},
+		"truncation": func(t *testing.T, src *source) {
+			t.Helper()
+			src.truncate(t, 100)
+			src.truncate(t, 3*page.Size)
+		},
+	} {
+		t.Run(how, func(t *testing.T) {
+			besideMergedPage(t, func(_ *machine, src *source, p *program, kernel []byte) {
+				zero(t, src)
+				clear(kernel[100:])
+				publish(p, lastOfPage, 6)
+				require.NoError(t, src.attached.BringHome(context.Background()))
+				kernel[4] = 3
+				src.writeBack(t, kernel)
+			}, []int{4, lastOfPage}, 3, 6)
+		})
+	}
+}

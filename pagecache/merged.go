@@ -30,6 +30,26 @@ func (f *File) gaveMergedLocked(drain lrc.Drain, first page.Index, bytes []byte)
 	}
 }
 
+// forgetMergedLocked notes that the kernel asks for the pages of rg, so it holds no copies of them. Reads without
+// File.mu cannot note that. So there are none while f.merged has pages.
+func (f *File) forgetMergedLocked(rg page.Range) {
+	if len(f.merged) == 0 {
+		return
+	}
+	for p := rg.Start; p < rg.End; p++ {
+		delete(f.merged, p)
+	}
+}
+
+// zeroedMergedLocked notes that the kernel's copies have zeros in bytes.
+func (f *File) zeroedMergedLocked(bytes page.Bytes) {
+	for p, x := range f.merged {
+		if zero := bytes.Intersect(page.Range{Start: p, End: p + 1}.Span()); !zero.Empty() {
+			clear(x.bytes[zero.Off-p.Offset() : zero.End-p.Offset()])
+		}
+	}
+}
+
 // droppedMergedLocked notes that the kernel dropped the pages of a drain.
 func (f *File) droppedMergedLocked(drain lrc.Drain) {
 	for _, rg := range drain.Pages {
@@ -78,10 +98,15 @@ func (f *File) storesOnlyLocked(off int64, sent []byte) ([]byte, error) {
 	return merged, err
 }
 
-// sentLocked notes that the kernel knows the bytes at off to be sent.
-func (f *File) sentLocked(off int64, sent []byte) {
-	_ = f.eachMergedLocked(off, sent, func(_ page.Bytes, mine, known []byte) error {
-		copy(known, mine)
-		return nil
-	})
+// kernelKnowsLocked notes that the kernel's copies have what a change made: the bytes that the kernel sent, or zeros.
+func (f *File) kernelKnowsLocked(c Change, sent []byte) {
+	switch {
+	case c.Kind == ChangeZero:
+		f.zeroedMergedLocked(page.Span(c.Off, c.Len))
+	case !c.Direct:
+		_ = f.eachMergedLocked(c.Off, sent, func(_ page.Bytes, mine, known []byte) error {
+			copy(known, mine)
+			return nil
+		})
+	}
 }

@@ -115,6 +115,7 @@ func (f *File) readPending(
 		// The kernel may have a dirty copy, so draining pages are left alone: their release has not returned yet.
 		pending = f.lrc.Pending(rg, false)
 	} else {
+		f.forgetMergedLocked(rg)
 		pending = f.lrc.CPURead(rg)
 	}
 	if len(pending) > 0 {
@@ -130,7 +131,7 @@ func (f *File) readPending(
 	if serves {
 		size = f.size
 	}
-	if fromDevices {
+	if fromDevices && len(f.merged) == 0 { // see forgetMergedLocked
 		f.clean.Publish(rg, direct, cleanread.State{Size: f.size, Serves: serves, Changes: f.changes})
 	}
 	return size, 0, true, nil
