@@ -49,7 +49,7 @@ func Listeners(mountpoint string) (all []Listener) {
 				continue
 			}
 			path := filepath.Join(dir, name)
-			pid, listens := listenerOf(path)
+			pid, listens := ListenerOf(path)
 			twice := func(l Listener) bool { return l.PID == pid && pid != 0 }
 			if listens && !slices.ContainsFunc(all, twice) {
 				all = append(all, Listener{path, pid})
@@ -73,8 +73,8 @@ func runtimeDirs() []string {
 	return dirs
 }
 
-// listenerOf returns the process that listens on a socket. It does not wait.
-func listenerOf(path string) (pid int, listens bool) {
+// ListenerOf returns the process that listens on a socket, as Listener.PID, and whether one does. It does not wait.
+func ListenerOf(path string) (pid int, listens bool) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return 0, false

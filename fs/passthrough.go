@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"fmt"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -205,15 +206,6 @@ func passthroughPossible(source string) bool {
 // atLeast reports whether a Linux release is major.minor or later.
 func atLeast(release string, major, minor int) bool {
 	var have [2]int
-	for i := range have {
-		for release != "" && release[0] >= '0' && release[0] <= '9' {
-			have[i] = have[i]*10 + int(release[0]-'0')
-			release = release[1:]
-		}
-		if release == "" || release[0] != '.' {
-			break
-		}
-		release = release[1:]
-	}
+	_, _ = fmt.Sscanf(release, "%d.%d", &have[0], &have[1]) // what is missing stays 0
 	return have[0] > major || have[0] == major && have[1] >= minor
 }

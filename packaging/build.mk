@@ -64,6 +64,11 @@ release: ## Tag the version in VERSION, and put packages, wheel, image and notes
 test-image: image ## Unpack the image and mount with its contents, as root
 	packaging/test-image $(PACKAGE_DIR)/gaiafs-$(RELEASE).image.tar
 
+.PHONY: test-containers
+test-containers: image ## Run the image as docs/howto/containers.md says, as root; needs podman or docker
+	packaging/test-containers $(PACKAGE_DIR)/gaiafs-$(RELEASE).image.tar gaiafs:$(RELEASE) $(BUILD)/gaiafs \
+		$(BUILD)/libgaiafs.a
+
 .PHONY: first-minutes
 first-minutes: deb wheel ## Time a newcomer's first minutes in an empty Debian, as root
 	rm -rf $(BUILD)/debian

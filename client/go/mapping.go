@@ -2,6 +2,7 @@ package gaiafs
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"sync"
@@ -333,18 +334,7 @@ var kernelWaits = sync.OnceValue(func() bool {
 // releaseAtLeast reports whether a kernel release such as "6.1.0-13-amd64" is at least major.minor.
 func releaseAtLeast(release string, major, minor int) bool {
 	var got [2]int
-	i := 0
-	for _, c := range release {
-		switch {
-		case c >= '0' && c <= '9' && got[i] < 1<<20:
-			got[i] = 10*got[i] + int(c-'0')
-			continue
-		case c == '.' && i == 0:
-			i++
-			continue
-		}
-		break
-	}
+	_, _ = fmt.Sscanf(release, "%d.%d", &got[0], &got[1]) // what is missing stays 0
 	return got[0] > major || got[0] == major && got[1] >= minor
 }
 

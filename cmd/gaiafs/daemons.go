@@ -28,15 +28,6 @@ type found struct {
 	err    error // why there is no status
 }
 
-// pid returns the daemon's process: the kernel's answer if there is one, or else the daemon's own. It is 0 if both are
-// missing.
-func (f found) pid() int {
-	if f.PID == 0 {
-		return f.status.Mount.PID
-	}
-	return f.PID
-}
-
 // findDaemons asks all daemons of this user that serve or served a mountpoint. It waits at most patience for each of
 // them. "" stands for all mountpoints.
 func findDaemons(mountpoint string, patience time.Duration) []found {
@@ -107,11 +98,11 @@ func (s *statusDocument) whyWaiting() string {
 func (f found) earlier() string {
 	if f.err != nil {
 		return fmt.Sprintf("an earlier mount here has a daemon that does not say what it does: %s",
-			stuckProcess(f.pid()))
+			stuckProcess(f.PID))
 	}
 	m := f.status.Mount
-	return fmt.Sprintf("an earlier mount here was detached, and process %d still has %d bytes to bring to %s%s: see "+
-		"'gaiafs status --pid %d'", f.pid(), f.status.waiting(), m.Source, f.status.whyWaiting(), f.pid())
+	return fmt.Sprintf("an earlier mount here was detached, and %s still has %d bytes to bring to %s%s: see "+
+		"'gaiafs status --pid %d'", processText(f.PID), f.status.waiting(), m.Source, f.status.whyWaiting(), f.PID)
 }
 
 // tellEarlier calls tell for each daemon of an earlier mount at a mountpoint that still has work or does not answer.
@@ -178,7 +169,7 @@ func silentDaemons(path string) string {
 	var texts []string
 	for _, f := range findDaemons(m.Mountpoint, askedFor) {
 		if f.err != nil {
-			texts = append(texts, stuckProcess(f.pid()))
+			texts = append(texts, stuckProcess(f.PID))
 		}
 	}
 	return strings.Join(texts, "; ")
@@ -196,18 +187,28 @@ type row struct {
 	what    string // a text for the user
 }
 
-// allMounts lists the mounts that this process sees, and the daemons of this user whose mounts were detached.
+// allMounts lists the mounts that this process sees, and the daemons of this user whose mounts it does not see.
 func allMounts(patience time.Duration) ([]row, error) {
 	mounts, err := fs.Mounts()
 	if err != nil {
 		return nil, err
 	}
-	rows, served := []row{}, make(map[string]bool)
+	sees := func(mountpoint string) bool {
+		return slices.ContainsFunc(mounts, func(m fs.MountInfo) bool { return m.Mountpoint == mountpoint })
+	}
+	rows, served, sockets := []row{}, make(map[string]bool), make(map[string]bool)
+	var elsewhere []found
 	all := findDaemons("", patience)
 	for _, f := range all {
-		if f.err == nil {
+		m := f.status.Mount
+		switch {
+		case f.err != nil:
+		case !m.Detached && !sees(m.Mountpoint):
+			elsewhere = append(elsewhere, f)
+		default:
 			rows = append(rows, rowOf(f))
-			served[f.status.Mount.Mountpoint] = served[f.status.Mount.Mountpoint] || !f.status.Mount.Detached
+			served[m.Mountpoint] = served[m.Mountpoint] || !m.Detached
+			sockets[m.Socket] = true
 		}
 	}
 	for _, f := range all {
@@ -218,39 +219,49 @@ func allMounts(patience time.Duration) ([]row, error) {
 		}
 	}
 	for _, m := range mounts {
-		if served[m.Mountpoint] {
-			continue
+		if !served[m.Mountpoint] {
+			served[m.Mountpoint] = true
+			rows = append(rows, rowAt(m, sockets, patience))
 		}
-		served[m.Mountpoint] = true
-		r := row{Mountpoint: m.Mountpoint, Source: m.Source}
-		s, err := statusOf(m.Mountpoint, patience)
-		switch {
-		case err == nil:
-			r.PID, r.State, r.Ending, r.Waiting = s.Mount.PID, "mounted", s.Mount.Ending, s.waiting()
-			r.what = r.State
-			if known := s.Mount.Mountpoint; known != "" && known != m.Mountpoint {
-				r.what = "also mounted here"
-			}
-		default:
-			r.State, r.what = stateOf(err), stateOf(err)
-			switch {
-			case isUnreachable(m.Mountpoint, err):
-				r.State, r.what = "silent", "its control socket is not here: a container needs the folder of it"
-			case r.State == "hidden":
-				r.what = "of another user"
-			case r.State == "silent":
-				r.what = noAnswer
-			}
+	}
+	for _, f := range elsewhere {
+		if r := rowOf(f); !sockets[f.status.Mount.Socket] {
+			r.what = "mounted in a container or another mount namespace"
+			rows = append(rows, r)
 		}
-		rows = append(rows, r)
 	}
 	return rows, nil
+}
+
+// rowAt asks the daemon of a mount for its row. Sockets are those of daemons that have rows.
+func rowAt(m fs.MountInfo, sockets map[string]bool, patience time.Duration) row {
+	r := row{Mountpoint: m.Mountpoint, Source: m.Source}
+	s, err := statusOf(m.Mountpoint, patience)
+	if err == nil {
+		r.PID, r.State, r.Ending, r.Waiting = s.Mount.PID, "mounted", s.Mount.Ending, s.waiting()
+		r.what = r.State
+		if sockets[s.Mount.Socket] {
+			r.what = "also mounted here"
+		}
+		sockets[s.Mount.Socket] = true
+		return r
+	}
+	r.State, r.what = stateOf(err), stateOf(err)
+	switch {
+	case isUnreachable(m.Mountpoint, err):
+		r.State, r.what = "silent", "its control socket is not here: a container needs the folder of it"
+	case r.State == "hidden":
+		r.what = "of another user"
+	case r.State == "silent":
+		r.what = noAnswer
+	}
+	return r
 }
 
 // rowOf is the row of a daemon that answers.
 func rowOf(f found) row {
 	m := f.status.Mount
-	r := row{m.Mountpoint, m.Source, f.pid(), "mounted", m.Ending, f.status.waiting(), "mounted"}
+	r := row{m.Mountpoint, m.Source, f.PID, "mounted", m.Ending, f.status.waiting(), "mounted"}
 	if m.Detached {
 		r.State, r.what = "detached", "detached"
 	}
@@ -260,7 +271,7 @@ func rowOf(f found) row {
 // silentRow returns the row of a daemon that does not answer. Its socket is named after its mountpoint. If another
 // daemon serves a mount there, the source of this one is unknown.
 func silentRow(f found, mounts []fs.MountInfo, served map[string]bool) row {
-	r := row{PID: f.pid(), State: stateOf(f.err), what: stuckProcess(f.pid())}
+	r := row{PID: f.PID, State: stateOf(f.err), what: stuckProcess(f.PID)}
 	for _, m := range mounts {
 		for n := range control.MostDaemons {
 			if filepath.Base(control.DefaultSocket(m.Mountpoint, n)) != filepath.Base(f.Path) {

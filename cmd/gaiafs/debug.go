@@ -97,7 +97,7 @@ func collect(ctx context.Context, cmd *cobra.Command, mountpoint string, w io.Wr
 	}
 	errs = errors.Join(errs, put("doctor.txt", doctor.Bytes(), nil), put("status.json", status, statusErr))
 	if statusErr == nil {
-		proc := fmt.Sprintf("/proc/%d", s.Mount.PID)
+		proc := fmt.Sprintf("/proc/%d", s.Mount.PID) // without one, errors.txt says so
 		line, err := os.ReadFile(filepath.Join(proc, "cmdline"))
 		errs = errors.Join(errs, put("command.txt", append(bytes.ReplaceAll(line, []byte{0}, []byte{' '}), '\n'), err))
 		limits, err := os.ReadFile(filepath.Join(proc, "limits"))

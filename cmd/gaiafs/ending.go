@@ -319,7 +319,7 @@ func (s *service) takeAway() error {
 	}
 	s.log.Warn("the mountpoint is in use: it is detached now, and this process ends when those programs have ended; "+
 		"a second signal ends it at once",
-		"mountpoint", where, "users", describe(append(mountedInside(where), mountUsers(where)...)))
+		"mountpoint", where, "users", describe(usersOf(where)))
 	s.syncKernel()
 	if err := s.detach(); err != nil {
 		return fmt.Errorf("%s cannot be detached: %w", where, err)

@@ -255,13 +255,21 @@ func TestMountOverADeadDaemon(t *testing.T) {
 	}
 }
 
-// elsewhere starts a process that has all mounts in its own mount namespace, until end is called.
-func elsewhere(t *testing.T) (pid int, end func()) {
+// withoutMounts returns a shell command for a mount namespace of its own. It drops the mounts of gaiafs except one, so
+// that the namespace does not keep mounts of other tests in use.
+func withoutMounts(except string) string {
+	return `awk -v except="` + except + `" '$3 == "fuse.gaiafs" && $2 != except {print $2}' /proc/self/mounts |
+		xargs -r -n1 umount -i -l || true`
+}
+
+// elsewhere starts a process that has a mount in its own mount namespace, too, until end is called.
+func elsewhere(t *testing.T, mountpoint string) (pid int, end func()) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, for another mount namespace")
 	}
-	cmd := exec.Command("unshare", "--mount", "--propagation=private", "sh", "-c", "echo; read x")
+	cmd := exec.Command("unshare", "--mount", "--propagation=private", "sh", "-c",
+		withoutMounts(mountpoint)+"; echo; read x")
 	in, err := cmd.StdinPipe()
 	require.NoError(t, err)
 	out, err := cmd.StdoutPipe()
@@ -285,7 +293,7 @@ func elsewhere(t *testing.T) (pid int, end func()) {
 func TestUmountWhileMountedElsewhere(t *testing.T) {
 	for _, signal := range []bool{false, true} {
 		s := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=64M", "--write-back-interval=1h")
-		pid, end := elsewhere(t)
+		pid, end := elsewhere(t, s.mountpoint)
 		m := s.releases(t, "out", mib)
 		require.NoError(t, m.Close())
 		who := fmt.Sprintf("sh (process %d, mounted at %s in its mount namespace)", pid, s.mountpoint)
@@ -425,4 +433,24 @@ func TestKilledRunsAreSwept(t *testing.T) {
 			require.Empty(t, left)
 		})
 	}
+}
+
+// A mount below the mountpoint keeps a dead mount busy, and umount names it.
+func TestUmountOfADeadDaemonWithAMountInside(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to mount")
+	}
+	s := mountForeground(t, "--gpus=none", "--passthrough=off")
+	inside := filepath.Join(s.mountpoint, "inside")
+	require.NoError(t, os.Mkdir(inside, 0o755))
+	require.NoError(t, unix.Mount("none", inside, "tmpfs", 0, ""))
+	require.NoError(t, s.cmd.Process.Kill())
+	_, err := s.cmd.Process.Wait()
+	require.NoError(t, err)
+	r := gaiafsCommand(t, "umount", s.mountpoint)
+	require.Equal(t, exitFailure, r.code)
+	require.Contains(t, r.err, "still in use by the mount at "+inside+", though every access fails")
+	r = gaiafsCommand(t, "umount", "--force", s.mountpoint)
+	require.Equal(t, exitOK, r.code, r.err)
+	require.False(t, s.isMounted(t))
 }

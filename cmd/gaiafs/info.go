@@ -180,9 +180,9 @@ func (r residencyInfo) String() string {
 }
 
 func windowText(w pagecache.MappingInfo) string {
-	name := "process"
+	name := processText(w.Process)
 	if comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", w.Process)); err == nil {
-		name = pagecache.Printable(strings.TrimSuffix(string(comm), "\n")) + ", process"
+		name = pagecache.Printable(strings.TrimSuffix(string(comm), "\n")) + ", " + name
 	}
 	access := "to read"
 	if w.Writable {
@@ -191,6 +191,6 @@ func windowText(w pagecache.MappingInfo) string {
 	if w.Lazy {
 		access += ", lazily"
 	}
-	return fmt.Sprintf("%s %d of user %d: %s at %d on gpu%d, %s", name, w.Process, w.User, bytesText(w.Bytes), w.Offset,
+	return fmt.Sprintf("%s of user %d: %s at %d on gpu%d, %s", name, w.User, bytesText(w.Bytes), w.Offset,
 		w.Device, access)
 }

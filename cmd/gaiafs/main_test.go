@@ -149,7 +149,12 @@ func mountForeground(t *testing.T, flags ...string) *serving {
 // mountAt is mountForeground at a given place.
 func mountAt(t *testing.T, p place, flags ...string) *serving {
 	t.Helper()
-	cmd := command(t, append(append([]string{"mount"}, flags...), p.source, p.mountpoint)...)
+	return serveAt(t, p, command(t, append(append([]string{"mount"}, flags...), p.source, p.mountpoint)...))
+}
+
+// serveAt starts a command that mounts at a place, and waits until it reports the mount.
+func serveAt(t *testing.T, p place, cmd *exec.Cmd) *serving {
+	t.Helper()
 	pipe, err := cmd.StderrPipe()
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())

@@ -16,7 +16,6 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	gaiafs "github.com/gaiafs/gaiafs/client/go"
 	"github.com/gaiafs/gaiafs/control"
 	"github.com/gaiafs/gaiafs/fs"
 	"github.com/gaiafs/gaiafs/pagecache"
@@ -279,7 +278,7 @@ var errNoAnswer = errors.New("the daemon does not answer")
 
 // askStatus asks the daemon for its status, through a mountpoint or a socket.
 func askStatus(where string, patience time.Duration) ([]byte, error) {
-	return within(where, patience, func() ([]byte, error) { return gaiafs.Status(where) })
+	return within(where, patience, func() ([]byte, error) { return statusFrom(where) })
 }
 
 // patience is how long commands without a timeout setting wait for a daemon's answer.

@@ -52,7 +52,7 @@ func (s *statusDocument) printMount(b *strings.Builder) {
 	if m.PassthroughRefused > 0 {
 		fmt.Fprintf(b, ", passthrough refused %d times", m.PassthroughRefused)
 	}
-	fmt.Fprintf(b, "\ngaiafs %s, process %d, since %s (%s)\n", m.Gaiafs, m.PID,
+	fmt.Fprintf(b, "\ngaiafs %s, %s, since %s (%s)\n", m.Gaiafs, processText(m.PID),
 		m.Started.Local().Format(time.DateTime), humanize.Time(m.Started))
 
 	if len(m.Changed) > 0 {
@@ -184,7 +184,7 @@ func (s *statusDocument) printPrograms(b *strings.Builder) {
 	section(b, "Programs with mappings", func(t io.Writer) (rows int) {
 		for _, p := range s.Programs {
 			rows++
-			fmt.Fprintf(t, "  %s\tprocess %d\tuser %d\t%s\t%s\n", cmp.Or(pagecache.Printable(p.Name), "?"), p.Process,
+			fmt.Fprintf(t, "  %s\t%s\tuser %d\t%s\t%s\n", cmp.Or(pagecache.Printable(p.Name), "?"), processText(p.Process),
 				p.User, bytesText(p.Bytes), count(p.Mappings, "mapping"))
 		}
 		return rows

@@ -161,7 +161,7 @@ func (u *unmounting) where() string {
 // remains and isGone return the beginnings of sentences about a mount that stays, and one that is gone.
 func (u *unmounting) remains() string {
 	if u.detached != nil {
-		return fmt.Sprintf("the mount at %s was detached, and process %d goes on", u.mountpoint, u.detached.pid())
+		return fmt.Sprintf("the mount at %s was detached, and process %d goes on", u.mountpoint, u.detached.PID)
 	}
 	return u.mountpoint + " is not unmounted"
 }
@@ -191,7 +191,7 @@ func (u *unmounting) end(ctx context.Context) error {
 	answered, unmounted := false, false
 	last, err := gaiafs.End(ctx, u.where(), u.force, func(text []byte) (bool, error) {
 		answered = true
-		if err := u.takeAway(text, d.pid); err != nil {
+		if err := u.takeAway(text, d); err != nil {
 			return false, err
 		}
 		unmounted = true
@@ -211,23 +211,23 @@ func (u *unmounting) end(ctx context.Context) error {
 		return fmt.Errorf("%s: its daemon's version is too old to say whether everything is written back; "+
 			"unmount it with umount(8), and see its log", u.remains())
 	case !answered && u.hasEnded(err, d.pid):
-		return fmt.Errorf("%s: process %d ended before it said whether everything is written back: see its log",
-			u.state(), d.pid)
+		return fmt.Errorf("%s: %s ended before it said whether everything is written back: see its log",
+			u.state(), d)
 	case errors.Is(err, syscall.ECANCELED):
-		return fmt.Errorf("%s, but process %d has not ended after %s: it goes on, and its log says what it waits for",
-			u.isGone(), d.pid, u.timeout.Duration)
+		return fmt.Errorf("%s, but %s has not ended after %s: it goes on, and its log says what it waits for",
+			u.isGone(), d, u.timeout.Duration)
 	case unmounted && isCutOff(err):
-		return fmt.Errorf("%s, but process %d ended without saying whether everything is written back: see its log",
-			u.isGone(), d.pid)
+		return fmt.Errorf("%s, but %s ended without saying whether everything is written back: see its log",
+			u.isGone(), d)
 	case err != nil || last == nil:
 		return err
 	}
 	var word endDocument
 	if err := json.Unmarshal(last, &word); err != nil || word.State != endOver {
-		return fmt.Errorf("%s, but the final answer of process %d cannot be read: see its log", u.isGone(), d.pid)
+		return fmt.Errorf("%s, but the final answer of %s cannot be read: see its log", u.isGone(), d)
 	}
 	if err := d.wait(ctx); err != nil {
-		return fmt.Errorf("%s and written back, but process %d has not ended: %w", u.isGone(), d.pid, err)
+		return fmt.Errorf("%s and written back, but %s has not ended: %w", u.isGone(), d, err)
 	}
 	if word.Error != "" {
 		return fmt.Errorf("%s, and bytes are lost: %s", u.isGone(), word.Error)
@@ -236,22 +236,25 @@ func (u *unmounting) end(ctx context.Context) error {
 }
 
 // takeAway unmounts if the daemon's first answer allows it.
-func (u *unmounting) takeAway(text []byte, pid int) error {
+func (u *unmounting) takeAway(text []byte, d *daemon) error {
 	var answer endDocument
 	if err := json.Unmarshal(text, &answer); err != nil {
-		return fmt.Errorf("the answer of process %d cannot be read: %w", pid, err)
+		return fmt.Errorf("the answer of %s cannot be read: %w", d, err)
 	}
 	if answer.State != endReady {
-		return u.refused(answer, pid)
+		return u.refused(answer, d)
 	}
 	if answer.Detached {
 		return nil
 	}
 	err := fs.Unmount(u.mountpoint)
-	if !errors.Is(err, syscall.EBUSY) {
+	switch {
+	case errors.Is(err, syscall.EPERM) && os.Geteuid() == 0:
+		return fmt.Errorf("%s: root may not unmount in this container; unmount it where it was mounted", u.remains())
+	case !errors.Is(err, syscall.EBUSY):
 		return err
 	}
-	users, held := without(append(mountedInside(u.mount.Mountpoint), mountUsers(u.mount.Mountpoint)...), pid)
+	users, held := without(usersOf(u.mount.Mountpoint), d.pid)
 	if len(users) == 0 && held {
 		return errHeld
 	}
@@ -259,14 +262,16 @@ func (u *unmounting) takeAway(text []byte, pid int) error {
 }
 
 // refused returns an error that lists what is waiting.
-func (u *unmounting) refused(answer endDocument, pid int) error {
+func (u *unmounting) refused(answer endDocument, d *daemon) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: SOURCE does not accept bytes that devices released\n", u.remains())
 	for _, w := range answer.Waiting {
 		fmt.Fprintf(&b, "  %s\n", w)
 	}
 	if answer.Ending != "" {
-		fmt.Fprintf(&b, "Process %d is already ending (%s), and ends when SOURCE has them.\n", pid, answer.Ending)
+		name := d.String()
+		fmt.Fprintf(&b, "%s is already ending (%s), and ends when SOURCE has them.\n",
+			strings.ToUpper(name[:1])+name[1:], answer.Ending)
 	}
 	b.WriteString("They are kept and retried: free some space, or mend what is wrong, and then unmount. --force " +
 		"discards them.")
@@ -279,21 +284,25 @@ func (u *unmounting) busy(users []user) error {
 			return w.pid == os.Getppid() && w.what == "working directory"
 		})
 	}
-	advice := "end it"
-	if len(users) > 1 {
-		advice = "end them"
+	return fmt.Errorf("%s is in use by %s: %s, and try again", u.mountpoint, describe(users), cure(users))
+}
+
+// cure says what to do about the users of a mount.
+func cure(users []user) string {
+	switch {
+	case len(users) > 0 && users[0].pid == 0:
+		return "unmount it"
+	case len(users) > 1:
+		return "end them"
 	}
-	if len(users) > 0 && users[0].pid == 0 {
-		advice = "unmount it"
-	}
-	return fmt.Errorf("%s is in use by %s: %s, and try again", u.mountpoint, describe(users), advice)
+	return "end it"
 }
 
 // withoutDaemon unmounts if the daemon does not answer, for the reason why. Nobody can ask then what the daemon still
 // has.
 func (u *unmounting) withoutDaemon(why error) error {
 	dead := errors.Is(why, syscall.ENOTCONN) ||
-		u.detached != nil && u.hasEnded(why, u.detached.pid())
+		u.detached != nil && u.hasEnded(why, u.detached.PID)
 	refused := errors.Is(why, syscall.EPERM) || errors.Is(why, syscall.EACCES)
 	switch {
 	case u.detached != nil && dead: // it ended a moment ago
@@ -301,7 +310,7 @@ func (u *unmounting) withoutDaemon(why error) error {
 			u.isGone())
 	case u.detached != nil:
 		return fmt.Errorf("%s: it does not say whether everything is written back (%w). Only 'kill -KILL %d' ends it "+
-			"then, and what is not written back is lost", u.remains(), why, u.detached.pid())
+			"then, and what is not written back is lost", u.remains(), why, u.detached.PID)
 	case refused && os.Geteuid() != 0:
 		return fmt.Errorf("%s is not unmounted: only root and the user who mounted it may do that", u.mountpoint)
 	case refused && !u.force: // the kernel denies root access to the mounts of users
@@ -316,13 +325,10 @@ func (u *unmounting) withoutDaemon(why error) error {
 	err := fs.Unmount(u.mountpoint)
 	if errors.Is(err, syscall.EBUSY) {
 		if !u.force {
-			text := "programs"
-			if users := mountUsers(u.mount.Mountpoint); len(users) > 0 {
-				text = describe(users)
-			}
-			return fmt.Errorf("the daemon of %s has ended, and %s still use files there, though every access fails: "+
-				"end them and try again, or detach the mount at once with 'gaiafs umount --force %s', which loses "+
-				"nothing more", u.mountpoint, text, u.mountpoint)
+			users := usersOf(u.mount.Mountpoint)
+			return fmt.Errorf("the daemon of %s has ended, and the mount is still in use by %s, though every access "+
+				"fails: %s and try again, or detach the mount at once with 'gaiafs umount --force %s', which loses "+
+				"nothing more", u.mountpoint, describe(users), cure(users), u.mountpoint)
 		}
 		err = detach(u.mount.Mountpoint)
 	}
@@ -368,13 +374,21 @@ func (u *unmounting) lookElsewhere(d *daemon) error {
 	if len(users) == 0 {
 		return nil
 	}
-	return fmt.Errorf("%s is unmounted here, and everything that was released is written back; but process %d goes "+
-		"on, because the filesystem is also used by %s: unmount it there too", u.mountpoint, d.pid, describe(users))
+	return fmt.Errorf("%s is unmounted here, and everything that was released is written back; but %s goes on, "+
+		"because the filesystem is also used by %s: unmount it there too", u.mountpoint, d, describe(users))
 }
 
-// daemon is the process behind a mount. It holds a descriptor of the process, so that the PID cannot be reused.
+// daemon is the process behind a mount. It holds a descriptor of the process, so that the PID cannot be reused. Without
+// one, pid is 0 and fd is -1: the process is not in this PID namespace.
 type daemon struct {
 	pid, fd int
+}
+
+func (d *daemon) String() string {
+	if d.pid == 0 {
+		return "the daemon in its container"
+	}
+	return fmt.Sprintf("process %d", d.pid)
 }
 
 // resolve returns the absolute path without symbolic links, as far as possible.
@@ -401,6 +415,9 @@ func findDaemon(mountpoint string) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
+	if pid == 0 {
+		return &daemon{0, -1}, nil
+	}
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
 		return nil, fmt.Errorf("process %d: %w", pid, err)
@@ -413,9 +430,9 @@ func findDaemon(mountpoint string) (*daemon, error) {
 	return &daemon{pid, fd}, nil
 }
 
-// daemonPID asks a mount for its daemon's process ID.
+// daemonPID asks a mount for its daemon's process ID, which is 0 if the process is not in this PID namespace.
 func daemonPID(mountpoint string) (int, error) {
-	doc, err := gaiafs.Status(mountpoint)
+	doc, err := statusFrom(mountpoint)
 	if err != nil {
 		return 0, err
 	}
@@ -425,13 +442,14 @@ func daemonPID(mountpoint string) (int, error) {
 	if err := json.Unmarshal(doc, &s); err != nil {
 		return 0, err
 	}
-	if s.Mount.PID <= 0 {
-		return 0, errors.New("the mount does not say which process its daemon is")
-	}
 	return s.Mount.PID, nil
 }
 
-func (d *daemon) close() { unix.Close(d.fd) }
+func (d *daemon) close() {
+	if d.fd >= 0 {
+		unix.Close(d.fd)
+	}
+}
 
 // find finds the daemon. It waits for its answer no longer than ctx.
 func (u *unmounting) find(ctx context.Context) (*daemon, error) {
@@ -445,16 +463,16 @@ func (u *unmounting) find(ctx context.Context) (*daemon, error) {
 	}
 	what := "it does not answer"
 	if u.detached != nil {
-		what += ": " + stuckProcess(u.detached.pid())
+		what += ": " + stuckProcess(u.detached.PID)
 	} else if silent := silentDaemons(u.mountpoint); silent != "" {
 		what += ": " + silent
 	}
 	return nil, errors.New(what)
 }
 
-// wait waits for the end of the process or of ctx.
+// wait waits for the end of the process or of ctx. It does not wait for a process that it cannot see.
 func (d *daemon) wait(ctx context.Context) error {
-	for {
+	for d.fd >= 0 {
 		patience := -1
 		if deadline, limited := ctx.Deadline(); limited {
 			patience = int(max(time.Until(deadline), 0).Milliseconds())
@@ -470,4 +488,5 @@ func (d *daemon) wait(ctx context.Context) error {
 			return nil
 		}
 	}
+	return nil
 }

@@ -29,6 +29,11 @@ func (u user) String() string {
 	return fmt.Sprintf("%s (process %d, %s)", pagecache.Printable(u.command), u.pid, pagecache.Printable(u.what))
 }
 
+// usersOf lists what keeps the mount at an absolute path busy: mounts below it, and then processes.
+func usersOf(mountpoint string) []user {
+	return append(mountedInside(mountpoint), mountUsers(mountpoint)...)
+}
+
 // mountUsers lists the processes that keep the mount at an absolute path busy. It reads /proc, which may hide the
 // processes of other users. It compares paths and never touches the mount, which may hang.
 func mountUsers(mountpoint string) []user {
