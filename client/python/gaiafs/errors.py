@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
-from typing import TypeVar
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 _E = TypeVar("_E", bound=BaseException)
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 class Error(OSError):
@@ -78,3 +82,17 @@ def raise_first(failures: list[_E]) -> None:
             raise first
         finally:
             del first
+
+
+def plain(call: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Makes a public function that raises an Error or a FormatError without the frames inside the package. They name
+    threads and helpers, and the text says everything that a caller needs."""
+
+    @functools.wraps(call)
+    def public(*arguments: _P.args, **options: _P.kwargs) -> _R:
+        try:
+            return call(*arguments, **options)
+        except (Error, FormatError) as e:
+            raise e.with_traceback(None) from None
+
+    return public

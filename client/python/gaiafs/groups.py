@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from . import _core
-from .errors import Error
+from .errors import Error, plain
 from .mapping import Mapping
 from .memory import Memory
 from .window import Window
@@ -20,7 +20,11 @@ def _parts(of: Sequence[Memory | Range]) -> list[Part]:
     parts = []
     for r in of:
         memory, offset, length = r if isinstance(r, tuple) else (r, 0, None)
+        if not isinstance(memory, Memory):
+            raise TypeError(f"{memory!r} is no mapping and no view")
         parts.append((memory._window, *memory._range(offset, length)))
+    if not parts:
+        raise ValueError("there is no mapping and no view")
     return parts
 
 
@@ -39,6 +43,7 @@ class Group:
         # Who takes the element ends the group.
         self._open = [_core.apart(lambda: _core.group_begin(addresses), _core.group_abort)]
 
+    @plain
     def release(self) -> int:
         """Releases the group, and returns its version. Raises ValueError if the group has ended.
 
@@ -60,6 +65,7 @@ class Group:
         self.version = _core.apart(work)
         return self.version
 
+    @plain
     def abort(self) -> None:
         """Takes back what was stored into the group. If the group has ended, it does nothing."""
         opened = self._open
@@ -85,6 +91,7 @@ class Group:
             self.abort()
 
 
+@plain
 def atomic(*ranges: Mapping | Range) -> Group:
     """Opens a group of mappings of one mount, or of ranges ``(mapping, offset, length)`` of them.
 
@@ -112,6 +119,7 @@ def acquire_windows(parts: list[Part], at_least: int, timeout: float | None) -> 
     return _core.acquire_all(_addresses(parts), at_least, timeout)
 
 
+@plain
 def acquire(*ranges: Memory | Range, at_least: int = 0, timeout: float | None = None) -> int:
     """Brings mappings and views, or ranges ``(mapping, offset, length)`` of them, up to date at one version, and
     returns the version.

@@ -11,12 +11,13 @@ from typing import Any, Literal, SupportsIndex, overload
 from . import _core
 from .arguments import HasFileno, PathLike, device_of
 from .array import Array, buffer
-from .errors import Error
+from .errors import Error, plain
 from .memory import Memory
 from .places import Place
 from .window import open_window
 
 
+@plain
 def mmap(
     file: PathLike | HasFileno | int,
     device: Any = 0,

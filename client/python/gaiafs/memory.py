@@ -125,7 +125,8 @@ class Memory(FileLike):
         size = whole_pages(self._window.length)
         n = self._window.length - offset if length is None else operator.index(length)
         if offset < 0 or n <= 0 or offset + n > size:
-            raise ValueError(f"{n} bytes at {offset} are not within the mapping's {self._window.length}")
+            what = f"byte {offset} is" if length is None else f"{n} bytes at {offset} are"
+            raise ValueError(f"{what} not within the mapping's {self._window.length}")
         return offset, n
 
     @overload
@@ -205,7 +206,8 @@ class Memory(FileLike):
         offset = operator.index(offset)
         n = self._window.length - offset if length is None else operator.index(length)
         if offset < 0 or n < 0 or offset + n > self._window.length:
-            raise ValueError(f"{n} bytes at {offset} are not within the mapping's {self._window.length}")
+            what = f"byte {offset} is" if length is None else f"{n} bytes at {offset} are"
+            raise ValueError(f"{what} not within the mapping's {self._window.length}")
         return offset, n
 
     def _array(self, dtype: Any, shape: Any, offset: int, left: int, misaligned: bool) -> Array:

@@ -14,6 +14,7 @@ from .arguments import PathLike
 from .array import Array, is_misaligned
 from .copies import Copies
 from .dtypes import SAFETENSORS
+from .errors import plain
 from .frameworks import framework_of, tensor_of
 from .weights import check_kind, map_weights, window_of
 
@@ -55,6 +56,7 @@ class safe_open:
     whole file. What ``get_tensor`` and ``get_slice`` returned stays valid after the with statement.
     """
 
+    @plain
     def __init__(self, filename: PathLike, framework: str, device: Any = 0, *, backend: Any = None) -> None:
         self._framework = framework_of(framework)
         path = os.fsdecode(filename)
@@ -85,12 +87,14 @@ class safe_open:
         self._array(None)
         return dict(self._header.metadata) or None
 
+    @plain
     def get_tensor(self, name: str) -> Any:
         """Returns a tensor with its current bytes."""
         a = self._array(name)
         _fetch(a, 0, a.nbytes)
         return tensor_of(a, self._framework)
 
+    @plain
     def get_tensors(self) -> dict[str, Any]:
         """Returns all tensors. It fetches everything in one request for each view."""
         names = self.offset_keys()

@@ -14,7 +14,7 @@ from . import _core
 from .arguments import PathLike, device_of
 from .array import Array
 from .dtypes import UINT8
-from .errors import Error
+from .errors import Error, plain
 from .frameworks import framework_of, tensor_of
 from .views import ALIGN, MAX_FILES, Plan, View, make_view, open_sized
 
@@ -94,6 +94,7 @@ class Pack(AbstractMapping[str, Any]):
         self.view.__exit__(kind, value, trace)
 
 
+@plain
 def pack(
     files: PathLike | Iterable[PathLike],
     device: Any = 0,
@@ -117,8 +118,11 @@ def pack(
     raises.
     """
     paths = files_of(files)
+    whole = next(iter(paths)) if len(paths) == 1 else None
+    if _is_path(files):
+        whole = os.fsdecode(files)  # type: ignore[arg-type]
     if not paths:
-        raise Error(errno.ENOENT, "there is no file to pack", os.fsdecode(files) if _is_path(files) else None)  # type: ignore[arg-type]
+        raise Error(errno.ENOENT, "there is no file to pack", whole)
     chosen, on = framework_of(framework), device_of(device)
     numbers: dict[str, int | None] = {}
 
@@ -141,7 +145,7 @@ def pack(
             p.segments.extend((0, 1, 1, 1))
             p.files.append(0)
             p.sizes.append(1)
-        return None, p
+        return whole, p
 
     view = make_view(opened, min(len(paths), MAX_FILES), on, _core.LAZY if lazy else 0)
     return Pack(view, numbers, chosen)

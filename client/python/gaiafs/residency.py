@@ -11,7 +11,7 @@ from typing import Any
 
 from . import _core, safetensors, weights
 from .arguments import PathLike
-from .errors import Error, FormatError
+from .errors import Error, FormatError, plain
 from .files import check_file, named, open_file
 from .window import open_window
 
@@ -23,6 +23,7 @@ def files_of(path: PathLike) -> list[str]:
     return list(safetensors.shards_of(path))
 
 
+@plain
 def warm(path: PathLike, device: Any = 0, progress: Callable[[str, int, int], None] | None = None) -> int:
     """Loads a file, or the ``*.safetensors`` of a directory or an index, into a device's memory, and returns the bytes.
 
@@ -65,6 +66,7 @@ def _size_of(file: str) -> int:
             os.close(fd)
 
 
+@plain
 def status(mountpoint: PathLike) -> dict[str, Any]:
     """Returns the status of a mountpoint's daemon: the document of docs/status.md."""
     return _core.apart(functools.partial(_status, os.fsdecode(mountpoint)))
@@ -97,6 +99,7 @@ def mountpoint_of(path: PathLike) -> str:
     return name
 
 
+@plain
 def info(path: PathLike) -> dict[str, Any]:
     """Returns what a path is, and what devices hold of it: its files, their tensors if they have any, and the
     devices.

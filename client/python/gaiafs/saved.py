@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from .arguments import PathLike
 from .array import Array
 from .dtypes import SAFETENSORS, DType, dtype_of
-from .errors import Error
+from .errors import Error, plain
 from .mapping import Mapping as Mapped
 from .mapping import mmap
 from .safetensors import MAX_HEADER
@@ -58,6 +58,7 @@ class _Piece(NamedTuple):
     at: int  # in the file
 
 
+@plain
 def save_file(tensors: Mapping[str, Any], path: PathLike, metadata: Mapping[str, str] | None = None) -> None:
     """Writes tensors into a safetensors file, byte for byte as ``safetensors.torch.save_file`` does.
 
@@ -74,6 +75,7 @@ def save_file(tensors: Mapping[str, Any], path: PathLike, metadata: Mapping[str,
     save(path, tensors, metadata)
 
 
+@plain
 def save(
     path: PathLike, tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None, *, device: Any = None
 ) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, SupportsIndex, Union
 from . import _core, dlpack
 from .arguments import Device, HasFileno, PathLike, device_of
 from .array import Array, buffer
-from .errors import Error
+from .errors import Error, plain
 from .files import check_file, named, open_file, room_for
 from .memory import Memory
 from .places import Place, place_of
@@ -135,6 +135,7 @@ class View(Memory):
         return self._tensor(self.array(i, dtype, shape, misaligned=misaligned))
 
 
+@plain
 def view(
     files: AnyFile | Sequence[AnyFile],
     segments: Iterable[Any],

@@ -15,7 +15,7 @@ from . import _core, dlpack
 from .arguments import Device, PathLike, device_of, stream_of
 from .array import Array
 from .copies import Copies
-from .errors import Error, FormatError
+from .errors import Error, FormatError, plain
 from .files import check_file, named, open_file, room_for
 from .frameworks import framework_of, tensor_of
 from .fusing import Fuse, Groups, Run, alignment, grouping, runs_of
@@ -239,6 +239,7 @@ def _batch(runs: list[Run], places: dict[str, int]) -> _Batch:
     return _Batch(runs, of, [offsets[i] for i in first], size)
 
 
+@plain
 def load_safetensors(
     path: PathLike,
     device: Any = 0,
@@ -297,6 +298,7 @@ def make_private(weights: Weights, which: Private) -> None:
         weights.private(*(() if which is True else [which] if isinstance(which, str) else which))
 
 
+@plain
 def load_file(path: PathLike, device: Any = 0, *, framework: str | None = None) -> Weights:
     """Returns the tensors of one file as ``load_safetensors`` does. It takes the place of
     ``safetensors.torch.load_file``."""
