@@ -79,21 +79,19 @@ func IsMount(path string) (bool, error) {
 	return err == nil && m.Type == Type, err
 }
 
-// mountOf returns the mount that contains an absolute path without symbolic links.
+// mountOf returns the mount that contains an absolute path without symbolic links. /proc does not show the mount of the
+// root directory in a chroot; its type and device are empty then.
 func mountOf(path string) (MountInfo, error) {
 	all, err := readMounts()
 	if err != nil {
 		return MountInfo{}, err
 	}
-	best := MountInfo{}
+	best := MountInfo{Mountpoint: "/", root: "/"}
 	for _, m := range all {
 		// Of mounts at one place, the last one covers the others.
 		if below(path, m.Mountpoint) && len(m.Mountpoint) >= len(best.Mountpoint) {
 			best = m
 		}
-	}
-	if best.Mountpoint == "" {
-		return best, fmt.Errorf("%s: %w", path, ErrNotMounted)
 	}
 	return best, nil
 }

@@ -61,8 +61,9 @@ func openEmulated(wanted []numbered, memory int64) ([]gpubackend.Device, error) 
 	case memory == 0:
 		memory = emulatedMemory(availableMemory(), len(wanted))
 	case memory > host:
-		return nil, fmt.Errorf("%w: %s for an emulated device is more than the host's memory of %s: "+
-			"change --gpu-memory, or leave it out", gpubackend.ErrNoMemory, bytesText(memory), bytesText(host))
+		text := fmt.Sprintf("%s for an emulated device is more than the host's memory of %s: change --gpu-memory, or "+
+			"leave it out", bytesText(memory), bytesText(host))
+		return nil, reworded{text, gpubackend.ErrNoMemory}
 	}
 	taken := takenByOthers()
 	var devices []gpubackend.Device

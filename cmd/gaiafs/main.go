@@ -80,6 +80,7 @@ func beneath(out io.Writer) io.Writer {
 // run executes a command line and returns the exit code.
 func run(args []string, in io.Reader, out, errs io.Writer) int {
 	root := newRoot()
+	refuseShells(root)
 	root.SetArgs(args)
 	root.SetIn(in)
 	said := &sink{Writer: out}
@@ -104,6 +105,23 @@ func run(args []string, in io.Reader, out, errs io.Writer) int {
 		return exitUsage
 	}
 	return exitFailure
+}
+
+// refuseShells makes cobra's completion command fail for a shell that it does not know. It would print its help.
+func refuseShells(root *cobra.Command) {
+	root.InitDefaultCompletionCmd()
+	for _, c := range root.Commands() {
+		if c.Name() != "completion" {
+			continue
+		}
+		c.Args = cobra.ArbitraryArgs
+		c.RunE = func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return noCommand(cmd, args[0])
+			}
+			return cmd.Help()
+		}
+	}
 }
 
 // withoutControls escapes control characters, which a terminal would obey: the system's errors contain file names

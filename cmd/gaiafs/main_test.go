@@ -255,6 +255,9 @@ func TestCommandHelp(t *testing.T) {
 	require.NotContains(t, gaiafsCommand(t, "mount", "--help").out, "ready-fd")
 	require.NotContains(t, gaiafsCommand(t, "--help").out, "demo-program")
 	require.Contains(t, gaiafsCommand(t, "completion", "bash").out, "bash completion")
+	r := gaiafsCommand(t, "completion", "tcsh")
+	require.Equal(t, exitUsage, r.code)
+	require.Contains(t, r.err, `there is no command "completion tcsh"`)
 	require.Contains(t, gaiafsCommand(t, "version").out, "gaiafs "+version)
 	require.Equal(t, gaiafsCommand(t, "version"), gaiafsCommand(t, "--version"))
 	for args, same := range map[string]string{"help": "--help", "help mount": "mount --help",
