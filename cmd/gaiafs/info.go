@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -21,10 +22,11 @@ func newInfo() *cobra.Command {
 		Use:   "info PATH…",
 		Short: "Show where a file is: what devices hold of it, and who maps it",
 		Long: `info shows what each device holds of a file: current is what an acquire would find up to date, stale lacks something that was
-released since, absent is not there. Memory is counted once, however many programs map it. Users who may not read the file see
-nothing. Root and the user who mounted see all mappings; other users see only their own programs' mappings. --json prints a
-document for scripts, which docs/status.md describes.`,
+released since, absent is not there. Memory is counted once, however many programs map it. Several files are also summed up. Users
+who may not read the file see nothing. Root and the user who mounted see all mappings; other users see only their own programs'
+mappings. --json prints a document for scripts, which docs/status.md describes.`,
 		Example: `  gaiafs info /mnt/data/model.safetensors
+  gaiafs info --recursive /mnt/data/models | tail -n 3
   gaiafs info --json /mnt/data/*.bin | jq '.[].holders'`,
 		Args: somePaths,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -49,6 +51,10 @@ document for scripts, which docs/status.md describes.`,
 					b.WriteString("\n")
 				}
 				in.print(&b)
+			}
+			if len(all) > 1 {
+				b.WriteString("\n")
+				printSum(&b, all)
 			}
 			_, err = io.WriteString(cmd.OutOrStdout(), b.String())
 			return err
@@ -164,6 +170,31 @@ func (i *fileInfo) print(b *strings.Builder) {
 		}
 		if i.BusySeconds > 0 {
 			line("busy", "has not answered for %.1f s; this is its last known state", i.BusySeconds)
+		}
+	})
+}
+
+// printSum prints the size of several files, and what devices hold of them in mappings.
+func printSum(b *strings.Builder, files []fileInfo) {
+	var size int64
+	held := make(map[int]*residencyInfo)
+	for _, f := range files {
+		size += f.SizeBytes
+		for _, r := range f.Residency {
+			if held[r.Device] == nil {
+				held[r.Device] = &residencyInfo{Device: r.Device}
+			}
+			held[r.Device].Current += r.Current
+			held[r.Device].Stale += r.Stale
+		}
+	}
+	fmt.Fprintf(b, "%s\n", count(len(files), "file"))
+	table(b, func(t io.Writer) {
+		fmt.Fprintf(t, "  size\t%s\n", bytesText(size))
+		for _, device := range slices.Sorted(maps.Keys(held)) {
+			r := held[device]
+			r.Absent = size - r.Current - r.Stale
+			fmt.Fprintf(t, "  gpu%d\t%s\n", device, r)
 		}
 	})
 }

@@ -334,7 +334,7 @@ func (u *unmounting) withoutDaemon(why error) error {
 	}
 	if err == nil && !dead {
 		return fmt.Errorf("%s is unmounted, but nobody knows whether everything was written back: %w", u.mountpoint,
-			why)
+			errno(why))
 	}
 	return err
 }

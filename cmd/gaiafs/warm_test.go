@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -159,4 +160,21 @@ func TestFitting(t *testing.T) {
 	fit, _, _, err = fitting(files[2:], pagecache.DeviceStatus{MemoryBytes: 4 * mib, PinnedIdleBytes: 4 * mib}, all)
 	require.NoError(t, err)
 	require.Len(t, fit, 1)
+}
+
+// info sums up several files.
+func TestInfoSumsUp(t *testing.T) {
+	s := mountForeground(t, "--gpus=emulated:2", "--gpu-memory=64M")
+	require.NoError(t, os.Mkdir(filepath.Join(s.source, "d"), 0o755))
+	for name, size := range map[string]int{"a": mib, "d/b": 2 * mib, "d/c": 5 * mib} {
+		require.NoError(t, os.WriteFile(filepath.Join(s.source, name), make([]byte, size), 0o600))
+	}
+	in := func(name string) string { return filepath.Join(s.mountpoint, name) }
+	require.Equal(t, exitOK, gaiafsCommand(t, "warm", "--device=1", in("a"), in("d/b")).code)
+	r := gaiafsCommand(t, "info", "--recursive", s.mountpoint)
+	require.Equal(t, exitOK, r.code, r.err)
+	require.True(t, strings.HasSuffix(r.out, "\n\n3 files\n  size  8.0 MiB\n  gpu1  3.0 MiB current, 5.0 MiB absent\n"), r.out)
+	require.NotContains(t, gaiafsCommand(t, "info", in("a")).out, "1 file\n")
+	require.Equal(t, exitOK, gaiafsCommand(t, "umount", s.mountpoint).code)
+	require.Equal(t, exitOK, s.end(t))
 }
