@@ -188,3 +188,22 @@ func outlast(t *testing.T, errno syscall.Errno, mode string, force bool) {
 	missing := 3*mib - 5 - bytes.Count(got, []byte("x"))
 	require.Contains(t, []int{0, len("by a program")}, missing, "the program's write failed, or came late")
 }
+
+// info does not wait for ever for a file whose backing filesystem does not answer.
+func TestInfoOfAHungFile(t *testing.T) {
+	p := newPlace(t)
+	h := hungfs.Mount(t, t.TempDir(), p.source)
+	s := mountAt(t, p, "--gpus=emulated:1", "--gpu-memory=64M")
+	path := filepath.Join(p.mountpoint, "file")
+	require.NoError(t, os.WriteFile(path, []byte("x"), 0o600))
+	h.Hang("open")
+	_, err := inspectWithin(t.Context(), target{path: path}, 10*time.Millisecond)
+	h.Answer()
+	require.EqualError(t, err, path+": no answer after 10ms: its backing filesystem may not answer; 'gaiafs status' says "+
+		"which files wait")
+	_, err = inspect(t.Context(), target{path: path})
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return gaiafsCommand(t, "umount", p.mountpoint).code == exitOK }, 30*time.Second,
+		time.Millisecond, "the abandoned open ends, too")
+	require.Equal(t, exitOK, s.end(t))
+}

@@ -2,12 +2,14 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -83,15 +85,22 @@ type residencyInfo struct {
 }
 
 // inspect asks the daemon about a file.
-func inspect(ctx context.Context, f target) (fileInfo, error) {
-	file, err := f.open()
-	if err != nil {
-		return fileInfo{}, err
-	}
-	defer file.Close()
-	in, err := within(f.path, patience, func() (pagecache.Inspection, error) {
+func inspect(ctx context.Context, f target) (fileInfo, error) { return inspectWithin(ctx, f, patience) }
+
+// inspectWithin is inspect with a limit. If the backing filesystem does not answer, the open waits, too.
+func inspectWithin(ctx context.Context, f target, limit time.Duration) (fileInfo, error) {
+	in, err := within(f.path, limit, func() (in pagecache.Inspection, err error) {
+		file, err := f.open()
+		if err != nil {
+			return in, err
+		}
+		defer file.Close()
 		return decode[pagecache.Inspection](gaiafs.Inspect(ctx, file))
 	})
+	if errors.Is(err, errNoAnswer) {
+		return fileInfo{}, fmt.Errorf("%s: no answer after %s: its backing filesystem may not answer; 'gaiafs status' "+
+			"says which files wait", f.name(), limit)
+	}
 	if err != nil {
 		return fileInfo{}, about(f.name(), "", err)
 	}
