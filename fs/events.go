@@ -33,8 +33,10 @@ type events struct {
 	most   int     // limit of watched files; immutable
 	log    *slog.Logger
 	notice func(k inodeKey) // called for each file that may have changed; does not block
-	file   *os.File         // nil without events
-	fd     int              // the descriptor of file
+	fd     int              // has the events; immutable
+	// epoll is an epoll instance that waits for one event of fd at a time. Go's poller waits for epoll. If it waited for
+	// fd, each event would wake a thread, and each write to a watched file causes one. Nil without events.
+	epoll  *os.File
 	wake   chan struct{}
 	rested chan struct{} // has an element when run has read the pending events
 	stop   chan struct{}
@@ -92,7 +94,6 @@ func newEvents(choice string, root inodeKey, fd int, log *slog.Logger, notice fu
 	if e.kind == EventsOff {
 		return e
 	}
-	e.file = os.NewFile(uintptr(e.fd), e.kind)
 	e.ended.Go(e.wait)
 	e.ended.Go(e.run)
 	return e
@@ -129,12 +130,33 @@ func (e *events) open(kind string, root int) (err error) {
 		return err
 	}
 	try.cease(root, id)
-	return nil
+	if e.epoll, err = epollOf(e.fd); err != nil {
+		unix.Close(e.fd)
+		e.fd = -1
+	}
+	return err
+}
+
+// epollOf returns an epoll instance for fd, which does not wait for events yet.
+func epollOf(fd int) (*os.File, error) {
+	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	err = unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLONESHOT})
+	if err == nil {
+		err = unix.SetNonblock(epoll, true) // so that Go's poller takes it
+	}
+	if err != nil {
+		unix.Close(epoll)
+		return nil, err
+	}
+	return os.NewFile(uintptr(epoll), "epoll"), nil
 }
 
 // close ends reading events and waits for it. unwatch may still be called.
 func (e *events) close() {
-	if e.file == nil {
+	if e.epoll == nil {
 		return
 	}
 	close(e.stop)
@@ -143,17 +165,23 @@ func (e *events) close() {
 	e.mu.Unlock()
 	e.reading.Lock()
 	e.done = true
-	e.file.Close()
+	e.epoll.Close()
+	unix.Close(e.fd)
 	e.reading.Unlock()
 	e.ended.Wait()
 }
 
 // wait wakes run when there are events to read.
 func (e *events) wait() {
-	raw, err := e.file.SyscallConn()
+	raw, err := e.epoll.SyscallConn()
 	for err == nil {
-		// Read does not report what became readable before it, so ask the file.
-		err = raw.Read(func(fd uintptr) bool { return readable(int(fd)) })
+		var armed error
+		if err = raw.Control(func(epoll uintptr) { armed = e.arm(int(epoll)) }); err == nil {
+			err = armed
+		}
+		if err == nil {
+			err = raw.Read(func(epoll uintptr) bool { return ready(int(epoll)) })
+		}
 		e.wakeUp()
 		select {
 		case <-e.stop:
@@ -163,10 +191,16 @@ func (e *events) wait() {
 	}
 }
 
-// readable reports whether fd can be read. If poll fails, it returns true, and the reader gets the error.
-func readable(fd int) bool {
+// arm makes epoll wait for the next event, or report at once that there is one.
+func (e *events) arm(epoll int) error {
+	return unix.EpollCtl(epoll, unix.EPOLL_CTL_MOD, e.fd, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLONESHOT})
+}
+
+// ready reports whether the awaited event has come. Then epoll no longer waits.
+func ready(epoll int) bool {
+	var got [1]unix.EpollEvent
 	for {
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		n, err := unix.EpollWait(epoll, got[:], 0)
 		if err != unix.EINTR {
 			return n > 0 || err != nil
 		}
@@ -215,7 +249,7 @@ func (e *events) run() {
 
 // drain reads all pending events. When it returns, all foreign changes made before the call are noted.
 func (e *events) drain() {
-	if e.file == nil {
+	if e.epoll == nil {
 		return
 	}
 	e.reading.Lock()
@@ -230,6 +264,9 @@ func (e *events) drain() {
 			break
 		}
 		e.take(buf[:n])
+		if n <= len(buf)/2 {
+			break // another event would have fitted
+		}
 	}
 	if len(e.changed) > 0 {
 		e.wakeUp()

@@ -42,7 +42,7 @@ type youngFile struct {
 // watch makes events report changes of the file that fd is open on, until unwatch has been called as often. It returns
 // nil if the file cannot be watched.
 func (e *events) watch(fd int, k inodeKey, w *witness) *mark {
-	if e.file == nil || k.dev != e.root.dev {
+	if e.epoll == nil || k.dev != e.root.dev {
 		return nil
 	}
 	e.mu.Lock()
@@ -187,7 +187,7 @@ func (e *events) cease(fd int, id string) {
 
 // opened queues of to be watched once it has been open for youngFor.
 func (e *events) opened(of *openFile) {
-	if e.file == nil || of.node.key.dev != e.root.dev {
+	if e.epoll == nil || of.node.key.dev != e.root.dev {
 		return
 	}
 	e.mu.Lock()

@@ -16,16 +16,17 @@ type event struct {
 	overflow bool // events were dropped
 }
 
+var ownPID = int32(os.Getpid())
+
 // parseFanotify returns the events in a buffer that was read from fanotify(7).
 func parseFanotify(b []byte) iter.Seq[event] {
-	self := int32(os.Getpid())
 	return func(yield func(event) bool) {
 		for le := binary.NativeEndian; len(b) >= unix.FAN_EVENT_METADATA_LEN; {
 			size, from := int(le.Uint32(b)), int(le.Uint16(b[6:]))
 			if size < unix.FAN_EVENT_METADATA_LEN || size > len(b) || from > size {
 				return
 			}
-			ev := event{overflow: le.Uint64(b[8:])&unix.FAN_Q_OVERFLOW != 0, own: int32(le.Uint32(b[20:])) == self}
+			ev := event{overflow: le.Uint64(b[8:])&unix.FAN_Q_OVERFLOW != 0, own: int32(le.Uint32(b[20:])) == ownPID}
 			ev.id, b = handleIn(b[from:size]), b[size:]
 			if !yield(ev) {
 				return

@@ -126,7 +126,6 @@ func TestEventsFromBeforeTheWait(t *testing.T) {
 			require.NoError(t, err)
 			defer root.Close()
 			require.NoError(t, late.open(kind, int(root.Fd())))
-			late.file = os.NewFile(uintptr(late.fd), kind)
 			defer late.close()
 			id, err := late.identify(int(w.Fd()))
 			require.NoError(t, err)

@@ -148,7 +148,6 @@ func (h *home) beginChange() (end func()) {
 
 // WriteAt implements pagecache.Home.
 func (h *home) WriteAt(p []byte, off int64) (int, error) {
-	defer h.beginChange()()
 	done := 0
 	for done < len(p) {
 		n, err := 0, error(nil)
@@ -187,6 +186,12 @@ func (h *home) Signature() (pagecache.Signature, error) {
 
 // Look implements pagecache.Home.
 func (h *home) Look() (uint64, error) { return h.witness.look(h.fd) }
+
+// BeginWrites implements pagecache.Home.
+func (h *home) BeginWrites() (changes uint64, end func(), err error) {
+	changes, err = h.witness.lookAndBegin(h.fd)
+	return changes, func() { h.witness.end(h.fd, 0) }, err
+}
 
 // ChangedBeside implements pagecache.Home.
 func (h *home) ChangedBeside() { h.witness.told.Store(true) }

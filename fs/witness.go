@@ -55,13 +55,29 @@ func attributesOf(st *unix.Statx_t) attributes {
 // look compares the attributes of fd, unless a change through the mount is under way. It returns the number of foreign
 // changes noticed so far.
 func (w *witness) look(fd int) (changes uint64, err error) {
-	if e := w.events.Load(); e != nil && w.blurred.Swap(false) {
-		e.drain()
-	}
+	w.drain()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	err = w.lookLocked(fd)
 	return w.changes.Load(), err
+}
+
+// lookAndBegin is look and then, unless it failed, begin.
+func (w *witness) lookAndBegin(fd int) (changes uint64, err error) {
+	w.drain()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err = w.lookLocked(fd); err == nil {
+		w.beganLocked()
+	}
+	return w.changes.Load(), err
+}
+
+// drain reads the events of the file if attributes alone do not show who changed it.
+func (w *witness) drain() {
+	if e := w.events.Load(); e != nil && w.blurred.Swap(false) {
+		e.drain()
+	}
 }
 
 func (w *witness) lookLocked(fd int) error {

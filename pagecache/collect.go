@@ -249,17 +249,21 @@ func (f *File) keepCollectedLocked(keep []lrc.PageBase, ranges []page.Range, par
 	}
 }
 
-// homeWrite is the size in bytes beyond which larger writes to home gain nothing.
+// homeWrite is the size in bytes beyond which larger writes to home gain nothing. Home is looked at again after as many.
 const homeWrite = 1 << 20
+
+// lookAgain is how long after a look at home the last write begins that relies on it.
+const lookAgain = 100 * time.Microsecond
 
 // writeHomeLocked writes the pages of ranges home, up to end of file, and returns how many ranges were written. Bytes
 // that others append directly in SOURCE lie past the end that devices know. Devices have zeros there, so these are not
-// written. With careful set, it looks before each write, and fails with changedBeside. Runs that adjoin in the file and
-// in memory are written together. Several cores would not make it faster: filesystems write a file under one lock.
+// written. With careful set, home has been looked at; it looks again before writes, and fails with changedBeside.
 func (f *File) writeHomeLocked(ranges []page.Range, bufs [][]byte, careful bool) (written int, err error) {
-	noticed, err := f.home.Look()
-	if err != nil {
-		return 0, err
+	noticed := f.changes
+	if !careful {
+		if noticed, err = f.home.Look(); err != nil {
+			return 0, err
+		}
 	}
 	sig, err := f.home.Signature()
 	if err != nil {
@@ -267,29 +271,50 @@ func (f *File) writeHomeLocked(ranges []page.Range, bufs [][]byte, careful bool)
 	}
 	f.beginWritingLocked(sig, noticed)
 	for written < len(ranges) && err == nil {
+		n := 0
+		n, err = f.writeSomeLocked(ranges[written:], bufs[written:], min(sig.Size, f.size), careful)
+		written += n
+	}
+	f.endWritingLocked()
+	return written, err
+}
+
+// writeSomeLocked is writeHomeLocked for as many of ranges as one look is for, and bytes below size. Runs that adjoin in
+// the file and in memory are written together. Several cores would not make it faster: filesystems write a file under
+// one lock.
+func (f *File) writeSomeLocked(ranges []page.Range, bufs [][]byte, size int64, careful bool) (written int, err error) {
+	changes, end, err := f.home.BeginWrites()
+	if err != nil {
+		return 0, err
+	}
+	defer end()
+	if careful {
+		if err := f.unchangedLocked(changes); err != nil {
+			return 0, err
+		}
+	}
+	bytes := 0
+	for began := time.Now(); written < len(ranges); {
 		rg, buf, runs := ranges[written], bufs[written], 1
 		for _, next := range ranges[written+1:] {
 			more := bufs[written+runs]
-			if next.Start != rg.End || len(buf) >= homeWrite || cap(buf) == len(buf) ||
+			if next.Start != rg.End || bytes+len(buf) >= homeWrite || cap(buf) == len(buf) ||
 				&buf[:len(buf)+1][len(buf)] != &more[0] {
 				break
 			}
 			rg.End, buf, runs = next.End, buf[:len(buf)+len(more)], runs+1
 		}
-		if careful {
-			if err = f.asSeenLocked(); err != nil {
-				break
+		if n := min(rg.Bytes(), size-rg.Offset()); n > 0 {
+			if _, err := f.home.WriteAt(buf[:n], rg.Offset()); err != nil {
+				return written, err
 			}
 		}
-		if n := min(rg.Bytes(), min(sig.Size, f.size)-rg.Offset()); n > 0 {
-			_, err = f.home.WriteAt(buf[:n], rg.Offset())
-		}
-		if err == nil {
-			written += runs
+		written += runs
+		if bytes += len(buf); bytes >= homeWrite || time.Since(began) >= lookAgain {
+			break
 		}
 	}
-	f.endWritingLocked()
-	return written, err
+	return written, nil
 }
 
 // collectAll brings everything released of the file home, except draining pages. It works in parts, and calls arrived,

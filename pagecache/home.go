@@ -25,7 +25,8 @@ type Signature struct {
 type Home interface {
 	// ReadAt reads up to len(p) bytes at off. It returns fewer only at end of file, with a nil error.
 	ReadAt(p []byte, off int64) (int, error)
-	// WriteAt writes all of p at off, or fails. After an error any part of p may have been written.
+	// WriteAt writes all of p at off, or fails. After an error any part of p may have been written. It is called between
+	// BeginWrites and end.
 	WriteAt(p []byte, off int64) (int, error)
 	// Writable reports whether WriteAt can succeed.
 	Writable() bool
@@ -35,6 +36,9 @@ type Home interface {
 	// noticed so far. One change may be counted twice, and several as one. Changes by requests of the mount and by
 	// WriteAt do not count. Look is called with File.mu held.
 	Look() (changes uint64, err error)
+	// BeginWrites looks as Look does, right before calls of WriteAt. end is called right after them, unless BeginWrites
+	// failed. Direct changes before end may remain unnoticed.
+	BeginWrites() (changes uint64, end func(), err error)
 	// ChangedBeside tells Home that the caller detected a direct change from the bytes. The next Look counts it.
 	ChangedBeside()
 	// Noticed returns what the last Look returned, or more, without looking.

@@ -170,34 +170,51 @@ func TestChangesInSourceWhileADeviceIsRead(t *testing.T) {
 	}
 }
 
-// TestChangesInSourceBetweenWrites changes a page in SOURCE while a collect writes the page before it.
+// TestChangesInSourceBetweenWrites changes a page in SOURCE while a collect writes the pages before it: many of them, or
+// one for a long time.
 func TestChangesInSourceBetweenWrites(t *testing.T) {
-	m := newMachine(t, 2)
-	src := m.noisyFile(3 * page.Size)
-	p, q := m.run(src, 0, 0, 3*page.Size, true), m.run(src, 1, 0, 3*page.Size, true)
-	want := src.home.bytes(0, 3*page.Size)
-	for _, at := range []int{0, 2 * page.Size} {
-		p.add(at)
-		want[at]++
+	for name, last := range map[string]int{"many": homeWrite + page.Size, "long": 2 * page.Size} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t, 2)
+			size := last + page.Size
+			src := m.noisyFile(size)
+			p, q := m.run(src, 0, 0, int64(size), true), m.run(src, 1, 0, int64(size), true)
+			want := src.home.bytes(0, size)
+			for at := 0; at <= last; at += page.Size {
+				if at != last-page.Size {
+					p.add(at)
+					want[at]++
+				}
+			}
+			p.release()
+			hung, synced := make(chan struct{}), make(chan error, 1)
+			src.home.hung = hung
+			go func() { synced <- src.attached.Sync(context.Background(), nil) }()
+			require.Eventually(t, func() bool { return src.home.waiting.Load() > 0 }, time.Minute, time.Millisecond)
+			for _, at := range []int{20, last + 20} {
+				want[at]++
+				src.home.editAt(at, want[at:at+1])
+			}
+			if name == "long" {
+				outlastLook()
+			}
+			close(hung)
+			require.NoError(t, <-synced)
+			want[20]-- // stored between the look and the write, which nothing protects
+			requireSame(t, want, src.home.bytes(0, len(want)))
+			for _, x := range []*program{p, q} {
+				x.acquire()
+				requireSame(t, want, x.all())
+			}
+			require.Zero(t, m.baseless())
+		})
 	}
-	p.release()
-	hung, synced := make(chan struct{}), make(chan error, 1)
-	src.home.hung = hung
-	go func() { synced <- src.attached.Sync(context.Background(), nil) }()
-	require.Eventually(t, func() bool { return src.home.waiting.Load() > 0 }, time.Minute, time.Millisecond)
-	for _, at := range []int{20, 2*page.Size + 20} {
-		want[at]++
-		src.home.editAt(at, want[at:at+1])
+}
+
+// outlastLook returns when a write that has begun is the last one before home is looked at again.
+func outlastLook() {
+	for start := time.Now(); time.Since(start) < lookAgain; {
 	}
-	close(hung)
-	require.NoError(t, <-synced)
-	want[20]-- // stored in the microseconds that nothing protects
-	requireSame(t, want, src.home.bytes(0, len(want)))
-	for _, x := range []*program{p, q} {
-		x.acquire()
-		requireSame(t, want, x.all())
-	}
-	require.Zero(t, m.baseless())
 }
 
 // TestCollectsOfManyDevicesLookAgain: a page that several devices released is brought home in one turn for each device.
@@ -229,6 +246,7 @@ func TestCollectsOfManyDevicesLookAgain(t *testing.T) {
 	at := 2*page.Size + 100
 	want[at]++
 	src.home.editAt(at, want[at:at+1])
+	outlastLook()
 	close(hung)
 	require.NoError(t, <-synced)
 	requireSame(t, want, src.home.bytes(0, len(want)))

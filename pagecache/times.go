@@ -56,7 +56,7 @@ func (f *File) beginWritingLocked(sig Signature, noticed uint64) {
 // during the collect. If others changed home during the collect, programs are shown home's own times.
 func (f *File) endWritingLocked() {
 	t := f.shown.Load()
-	if f.home.Noticed() != t.noticed {
+	if noticed, err := f.home.Look(); err != nil || noticed != t.noticed {
 		f.shown.Store(nil)
 		return
 	}

@@ -2,6 +2,7 @@ package pagecache
 
 import (
 	"bytes"
+	"fmt"
 	"testing"
 	"time"
 
@@ -72,33 +73,44 @@ func TestTimesOfOthersStay(t *testing.T) {
 	}
 }
 
-// TestTimesOfChangesInSourceStay changes the file in SOURCE while released bytes are written home. Neither mtime nor
-// the ctime that programs are shown is from before the change.
+// TestTimesOfChangesInSourceStay changes the file in SOURCE while released bytes are written home: before the last look,
+// or after it. Neither mtime nor the ctime that programs are shown is from before the change.
 func TestTimesOfChangesInSourceStay(t *testing.T) {
-	m := newMachine(t, 1)
-	src := m.file(3 * page.Size)
-	p := m.run(src, 0, 0, 3*page.Size, true)
-	start := time.Unix(1e9, 0)
-	h := &timedHome{memoryHome: src.home, mtime: start, ctime: start}
-	var changed time.Time
-	h.after = func(h *timedHome) {
-		if changed.IsZero() {
-			src.home.editAt(2*page.Size+20, []byte{5})
-			require.NoError(t, h.Modified())
-			changed = h.mtime
-		}
+	for _, seen := range []bool{false, true} {
+		t.Run(fmt.Sprintf("seen %v", seen), func(t *testing.T) {
+			m := newMachine(t, 1)
+			src := m.file(3 * page.Size)
+			p := m.run(src, 0, 0, 3*page.Size, true)
+			start := time.Unix(1e9, 0)
+			h := &timedHome{memoryHome: src.home, mtime: start, ctime: start}
+			var changed time.Time
+			at := 2*page.Size + 20
+			if !seen {
+				at = page.Size + 20 // of a page that is not written
+			}
+			h.after = func(h *timedHome) {
+				if !seen || changed.IsZero() {
+					src.home.editAt(at, []byte{5})
+					require.NoError(t, h.Modified())
+					changed = h.mtime
+				}
+				if seen {
+					outlastLook()
+				}
+			}
+			f := src.attached
+			f.mu.Lock()
+			f.home = h
+			f.mu.Unlock()
+			p.store(0, 3)
+			p.store(2*page.Size, 4)
+			p.release()
+			require.NoError(t, f.Sync(t.Context(), nil))
+			require.Equal(t, []byte{4}, src.home.bytes(2*page.Size, 1))
+			require.Equal(t, []byte{5}, src.home.bytes(at, 1))
+			require.True(t, changed.Equal(h.mtime), "%v, not %v", h.mtime, changed)
+			_, shown := f.ShownTimes(h.mtime, h.ctime)
+			require.False(t, shown.Before(changed), "%v is before %v", shown, changed)
+		})
 	}
-	f := src.attached
-	f.mu.Lock()
-	f.home = h
-	f.mu.Unlock()
-	p.store(0, 3)
-	p.store(2*page.Size, 4)
-	p.release()
-	require.NoError(t, f.Sync(t.Context(), nil))
-	require.Equal(t, []byte{4}, src.home.bytes(2*page.Size, 1))
-	require.Equal(t, []byte{5}, src.home.bytes(2*page.Size+20, 1))
-	require.True(t, changed.Equal(h.mtime), "%v, not %v", h.mtime, changed)
-	_, shown := f.ShownTimes(h.mtime, h.ctime)
-	require.False(t, shown.Before(changed), "%v is before %v", shown, changed)
 }

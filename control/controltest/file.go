@@ -85,6 +85,8 @@ func (h home) Writable() bool { return h.writable }
 
 func (h home) Look() (uint64, error) { return 0, nil }
 
+func (h home) BeginWrites() (changes uint64, end func(), err error) { return 0, func() {}, nil }
+
 func (h home) ChangedBeside() {}
 
 func (h home) Noticed() uint64 { return 0 }

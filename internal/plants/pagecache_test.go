@@ -190,15 +190,15 @@ var pagecachePlants = []plant{
 	{
 		name: "a collect writes up to home's end of file instead of the devices'",
 		file: "pagecache/collect.go",
-		old:  "min(sig.Size, f.size)-rg.Offset()",
-		new:  "sig.Size-rg.Offset()",
+		old:  "bufs[written:], min(sig.Size, f.size), careful)",
+		new:  "bufs[written:], sig.Size, careful)",
 		nets: []net{{pkg: "pagecache", run: "TestAppendedBetweenLookAndCollect"}},
 	},
 	{
 		name: "bytes past end of file are written home",
 		file: "pagecache/collect.go",
-		old:  "if n := min(rg.Bytes(), min(sig.Size, f.size)-rg.Offset()); n > 0 {",
-		new:  "if n := rg.Bytes() + 0*sig.Size; n > 0 {",
+		old:  "if n := min(rg.Bytes(), size-rg.Offset()); n > 0 {",
+		new:  "if n := rg.Bytes() + 0*size; n > 0 {",
 		nets: []net{
 			{pkg: "pagecache", run: "TestBytesPastEndOfFileAreNeverWritten"},
 			{pkg: "internal/mounttest", run: "TestRandomPrograms", args: []string{"-steps=2000"}},
@@ -434,9 +434,16 @@ var pagecachePlants = []plant{
 	{
 		name: "a collect overwrites a change made in SOURCE after its check",
 		file: "pagecache/beside.go",
-		old:  "if err == nil && n != f.changes {\n\t\terr = &changedBeside{}",
-		new:  "if err == nil && n < f.changes {\n\t\terr = &changedBeside{}",
+		old:  "if changes != f.changes {\n\t\treturn &changedBeside{}",
+		new:  "if changes < f.changes {\n\t\treturn &changedBeside{}",
 		nets: []net{{pkg: "pagecache", run: "TestChangesInSourceWhileADeviceIsRead"}},
+	},
+	{
+		name: "a collect looks at SOURCE once for any number of writes",
+		file: "pagecache/collect.go",
+		old:  "bytes >= homeWrite || time.Since(began) >= lookAgain {",
+		new:  "bytes < 0 || time.Since(began) < 0 {",
+		nets: []net{{pkg: "pagecache", run: "TestChangesInSourceBetweenWrites"}},
 	},
 	{
 		name: "a collect restarts whenever SOURCE changed",
