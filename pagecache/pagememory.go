@@ -12,8 +12,12 @@ import (
 // slabSize is the size of a slab, and its alignment.
 const slabSize = 1 << 20
 
+// spareSlabs is how many slabs with free pages are kept: enough for a portion of a collect. Fresh memory costs a page
+// fault for each page, which takes as long as the rest of the work on a base.
+const spareSlabs = collectPortion * page.Size / slabSize
+
 // pageMemory is memory for copies of pages, outside of Go's heap. In the heap, the garbage collector would let garbage
-// of the same size pile up. A slab with no page in use goes back to the system, except for one. The zero value is
+// of the same size pile up. A slab with no page in use goes back to the system, unless it is spare. The zero value is
 // empty.
 type pageMemory struct {
 	mu    sync.Mutex
@@ -84,7 +88,7 @@ func (m *pageMemory) give(p *pageBytes) {
 		s.at = len(m.usable)
 		m.usable = append(m.usable, s)
 	}
-	if len(s.free) == cap(s.free) && len(m.usable) > 1 {
+	if len(s.free) == cap(s.free) && len(m.usable) > spareSlabs {
 		m.unmapLocked(s)
 	}
 }
