@@ -111,6 +111,9 @@ func (a *ahead) read(n *node) {
 		}
 		return
 	}
+	if slices.Contains(d.last, where.name) {
+		return // to read a file again is no step to the next one
+	}
 	d.reads++
 	if len(d.last) == aheadTold {
 		d.last = append(d.last[:0], d.last[1:]...)

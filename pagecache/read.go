@@ -84,8 +84,12 @@ func (f *File) readInTurn(
 ) (size int64, n int, fromHome bool, err error) {
 	select {
 	case f.turn <- struct{}{}:
-	case <-ctx.Done():
-		return 0, 0, false, ctx.Err()
+	default: // Done starts a goroutine for requests of the kernel
+		select {
+		case f.turn <- struct{}{}:
+		case <-ctx.Done():
+			return 0, 0, false, ctx.Err()
+		}
 	}
 	parts, ok := f.holdShown(p, off)
 	if !ok {
