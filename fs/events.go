@@ -45,6 +45,7 @@ type events struct {
 	overflows atomic.Int64
 
 	reading sync.Mutex            // comes before mu
+	buf     [4096]byte            // what is read; protected by reading
 	changed map[inodeKey]struct{} // files that notice is still to be called for; protected by reading
 	done    bool                  // fd is closed; protected by reading
 
@@ -254,17 +255,16 @@ func (e *events) drain() {
 	}
 	e.reading.Lock()
 	defer e.reading.Unlock()
-	var buf [4096]byte
 	for !e.done {
-		n, err := unix.Read(e.fd, buf[:])
+		n, err := unix.Read(e.fd, e.buf[:])
 		if err == syscall.EINTR {
 			continue
 		}
 		if err != nil || n <= 0 {
 			break
 		}
-		e.take(buf[:n])
-		if n <= len(buf)/2 {
+		e.take(e.buf[:n])
+		if n <= len(e.buf)/2 {
 			break // another event would have fitted
 		}
 	}

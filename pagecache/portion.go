@@ -163,10 +163,10 @@ func missingBase(p page.Index) error {
 }
 
 // storeLocked writes a fetched portion home, or makes it a flight. After an error of home, the runs before the failed
-// one are home. With careful it first checks home: it must not overwrite what others stored there since the portion was
-// begun.
+// one are home. With careful it first checks home: what others stored there since the portion was begun must not be
+// overwritten, or hidden by a flight.
 func (f *File) storeLocked(c *portion, fly, careful bool) error {
-	if c.err == nil && careful { // before bases are kept
+	if c.err == nil && careful && fly {
 		c.err = f.asSeenLocked()
 	}
 	if c.err != nil {
