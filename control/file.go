@@ -33,7 +33,8 @@ type FileRequest struct {
 	Off, Len int64
 	Process  uint32
 	// Cgroup and Tenant are as in a pagecache.MapRequest.
-	Cgroup, Tenant string
+	Cgroup func() string
+	Tenant string
 }
 
 // fileRequest is the body of FILE.

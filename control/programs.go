@@ -12,7 +12,7 @@ import (
 type Program struct {
 	Process uint32 `json:"process"`
 	User    uint32 `json:"user"`
-	// Name is the command's name when it connected; empty if it could not be read.
+	// Name is the command's name when it was first asked for; empty if it could not be read.
 	Name     string `json:"name"`
 	Mappings int    `json:"mappings"`
 	// Bytes is how much it maps. Bytes that it maps twice count twice.
@@ -28,7 +28,7 @@ func (s *Server) Programs() []Program {
 	for _, ses := range s.snapshot() {
 		id := process{uint32(ses.who.Pid), ses.who.Uid}
 		p := found[id]
-		p.Process, p.User, p.Name = id.pid, id.user, ses.command
+		p.Process, p.User = id.pid, id.user
 		p.Requests += ses.asked.Load()
 		ses.mu.Lock()
 		p.Mappings += len(ses.mappings)
@@ -36,6 +36,9 @@ func (s *Server) Programs() []Program {
 			p.Bytes += m.length
 		}
 		ses.mu.Unlock()
+		if p.Mappings > 0 && p.Name == "" {
+			p.Name = ses.command()
+		}
 		found[id] = p
 	}
 	all := []Program{}

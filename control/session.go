@@ -27,8 +27,8 @@ type session struct {
 	server *Server       // immutable
 	conn   *net.UnixConn // immutable
 	who    unix.Ucred    // the process at the other end; immutable
-	// cgroup and command are the process's at connect; immutable.
-	cgroup, command string
+	// cgroup and command are the process's when they are first asked for.
+	cgroup, command func() string
 	asked           atomic.Int64 // requests so far
 	user            *user        // immutable, as are the next three: set before run
 	// ordinary means that the user has limits. statusOnly means that there are too many sessions for this one to map
@@ -107,8 +107,8 @@ func newSession(s *Server, conn *net.UnixConn, who unix.Ucred) *session {
 		server:   s,
 		conn:     conn,
 		who:      who,
-		cgroup:   cgroupOf(who.Pid),
-		command:  commandOf(who.Pid),
+		cgroup:   sync.OnceValue(func() string { return cgroupOf(who.Pid) }),
+		command:  sync.OnceValue(func() string { return commandOf(who.Pid) }),
 		log:      s.opts.Log.With("pid", who.Pid, "uid", who.Uid),
 		slots:    make(chan struct{}, s.opts.MaxRequests),
 		running:  make(map[requestID]struct{}),

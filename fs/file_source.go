@@ -41,8 +41,10 @@ func (of *openFile) Kernel() pagecache.KernelPages { return kernelPages{of.fs, o
 
 // Attach implements pagecache.Source. The caller must hold no lock that a change of home takes.
 func (of *openFile) Attach(f *pagecache.File) {
-	f.SetPinning(of.fs.pinning(of.node))
-	of.content.attach(f)
+	if of.content.live() != f { // otherwise the grant has looked for a pin
+		f.SetPinning(of.fs.pinning(of.node))
+		of.content.attach(f)
+	}
 	// Changes that took the gate before and saw no File are over once the gate is ours.
 	of.content.gate.Lock()
 	//lint:ignore SA2001 nothing is guarded; the point is to have waited

@@ -84,12 +84,12 @@ func (fs *fileSystem) evictNode(cancel <-chan struct{}, in *fuse.SetXAttrIn, n *
 // pinning returns a file's pin: its own attribute, or that of the nearest directory above that has one. An unreadable
 // attribute counts as none.
 func (fs *fileSystem) pinning(n *node) pagecache.Pinning {
-	var st unix.Statx_t
-	if fs.stat(n, &st) != 0 {
-		return pagecache.Pinning{}
-	}
 	for at := n; at != nil; {
 		if p, has := fs.ownPinning(at); has {
+			var st unix.Statx_t
+			if fs.stat(n, &st) != 0 {
+				return pagecache.Pinning{}
+			}
 			p.User = st.Uid
 			return p
 		}

@@ -39,8 +39,8 @@ type MapRequest struct {
 	// user.
 	User    uint32
 	Limited bool
-	// Cgroup is the cgroup of the process as in /proc/PID/cgroup; "" if unknown.
-	Cgroup string
+	// Cgroup returns the cgroup of the process as in /proc/PID/cgroup; "" if unknown. It may be nil.
+	Cgroup func() string
 	// Tenant is the tenant name that the process gives, "" for none.
 	Tenant string
 	// Client, if not nil, makes the mapping movable: it gets memory when a bracket uses it (Cache.Use), and Moves tell

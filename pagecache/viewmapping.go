@@ -28,7 +28,7 @@ type ViewRequest struct {
 	User      uint32
 	Limited   bool
 	// Cgroup is as in MapRequest.
-	Cgroup string
+	Cgroup func() string
 	// Tenant is as in MapRequest.
 	Tenant string
 }

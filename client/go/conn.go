@@ -116,18 +116,14 @@ func (c *conn) connect() error {
 		err = failed(syscall.EPROTONOSUPPORT, "the daemon requires features %#x, which this library does not have",
 			missing)
 	}
-	if err == nil {
-		err = choose(uc, r, w)
-	}
 	if err != nil {
 		return err
 	}
-	uc.SetDeadline(time.Time{})
 	c.welcome = w
 	c.slots = make(chan struct{}, min(w.maxRequests, 1<<16))
 	c.uses = make(chan struct{}, (cap(c.slots)+1)/2)
 	c.reader.Go(func() { c.receive(r) })
-	return nil
+	return c.choose()
 }
 
 // dialSocket connects. If the daemon's queue of connections is full, it retries until deadline.
@@ -179,8 +175,11 @@ const tenantVariable = "GAIAFS_TENANT"
 // mostTenant is the longest name of a tenant, in bytes.
 const mostTenant = 255
 
-// choose tells the daemon which of its features this package uses. It is the first request of a connection.
-func choose(uc *net.UnixConn, r *receiver, w welcome) error {
+// choose tells the daemon which of its features this package uses. It is the first request of a connection, and does
+// not wait for the answer: if the daemon refuses, it shuts the connection, so the requests that follow fail with the
+// reason.
+func (c *conn) choose() error {
+	w := c.welcome
 	features, tenant := w.chosen(), os.Getenv(tenantVariable)
 	switch {
 	case len(tenant) > mostTenant:
@@ -192,25 +191,18 @@ func choose(uc *net.UnixConn, r *receiver, w welcome) error {
 		features |= featureTenant
 	}
 	if features == 0 {
+		c.uc.SetDeadline(time.Time{})
 		return nil
 	}
-	if _, err := uc.Write(frame(typeFeatures, 1, featuresBody(features, tenant))); err != nil &&
-		!errors.Is(err, syscall.EPIPE) {
-		return gone(err)
-	}
-	h, body, fds, _, err := r.next()
-	if err != nil {
-		return gone(err)
-	}
-	closeAll(fds)
-	switch h.typ {
-	case typeError:
-		return errorOf(body)
-	case typeResult:
-		_, err := resultOf(body)
-		return err
-	}
-	return failed(syscall.EPROTO, "the daemon answered FEATURES with type %#x", uint16(h.typ))
+	_, err := c.send(typeFeatures, featuresBody(features, tenant), func(h header, body []byte, fds []int) error {
+		var r result
+		if err := r.take(h, body, fds); err != nil {
+			c.shut(asError(err, "%v", err))
+		}
+		c.uc.SetDeadline(time.Time{})
+		return nil
+	}, nil)
+	return err
 }
 
 // doMap is do for a request that maps, and so is charged to a tenant. EOPNOTSUPP if the daemon cannot charge the named

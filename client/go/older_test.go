@@ -1,6 +1,7 @@
 package gaiafs
 
 import (
+	"net"
 	"syscall"
 	"testing"
 
@@ -11,8 +12,8 @@ import (
 // requests that map nothing.
 func TestTenantOfAnOlderDaemon(t *testing.T) {
 	t.Setenv(tenantVariable, "training")
-	require.NoError(t, choose(nil, nil, welcome{}), "such a daemon gets no FEATURES")
-	c := &conn{}
+	c := &conn{uc: new(net.UnixConn)}
+	require.NoError(t, c.choose(), "such a daemon gets no FEATURES")
 	err := c.doMap(typeMap, nil, nil)
 	require.ErrorIs(t, err, syscall.EOPNOTSUPP)
 }

@@ -175,8 +175,9 @@ func (d *Device) SetLowest(priority int) {
 // that it names.
 func (d *Device) Account(p tenants.Process) (tenants.ID, error) {
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	id, err := tenants.Find(d.options.Tenants, p)
+	configured := d.options.Tenants // a list that never changes
+	d.mu.Unlock()
+	id, err := tenants.Find(configured, p)
 	if err != nil {
 		return "", refuse(syscall.EACCES, "%v", err)
 	}

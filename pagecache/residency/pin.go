@@ -22,7 +22,12 @@ type Tenant struct {
 }
 
 // id returns the tenant's name in the ledger.
-func (t Tenant) id() tenants.ID { return cmp.Or(t.Account, tenants.User(t.User)) }
+func (t Tenant) id() tenants.ID {
+	if t.Account != "" {
+		return t.Account
+	}
+	return tenants.User(t.User)
+}
 
 // Pin is a client's hold on extents. Pinned extents keep their memory. If their placement changes, Watch tells.
 type Pin struct {

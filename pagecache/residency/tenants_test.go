@@ -313,11 +313,11 @@ func TestInnermostCgroup(t *testing.T) {
 		"/a": "cgroup /a", "/a/c": "cgroup /a", "/a/b": "cgroup /a/b", "/a/b/c": "cgroup /a/b", "/ab": "user 7",
 		"": "user 7", "/": "user 7",
 	} {
-		got, err := d.Account(tenants.Process{User: 7, Cgroup: cgroup})
+		got, err := d.Account(tenants.Process{User: 7, Cgroup: func() string { return cgroup }})
 		require.NoError(t, err)
 		require.Equal(t, want, got, cgroup)
 	}
-	got, err := d.Account(tenants.Process{User: 7, Cgroup: "/a", Name: "x"})
+	got, err := d.Account(tenants.Process{User: 7, Cgroup: func() string { return "/a" }, Name: "x"})
 	require.NoError(t, err)
 	require.Equal(t, tenants.Named("x"), got)
 	_, err = d.Account(tenants.Process{User: 8, Name: "x"})
@@ -334,6 +334,7 @@ func TestInnermostDirectory(t *testing.T) {
 	d, _ := newDevice(t, 1, 1)
 	d.setTenants(t, []tenants.Tenant{{ID: tenants.Directory("a"), Weight: 1}, {ID: tenants.Directory("a/b"), Weight: 1},
 		{ID: tenants.Named("x"), Weight: 1, Everyone: true}, {ID: tenants.Cgroup("/c"), Weight: 1}})
+	inC := func() string { return "/c" }
 	for want, files := range map[tenants.ID][]string{
 		"directory a/b": {"a/b/c/d", "a/b/e"}, "directory a": {"a/b/c", "a/d"}, "named x": {"a/b/c", "d"},
 		"cgroup /c": {"ab/c"}, "user 7": nil,
@@ -343,9 +344,9 @@ func TestInnermostDirectory(t *testing.T) {
 		case "named x":
 			p.Name = "x"
 		case "cgroup /c":
-			p.Cgroup = "/c"
+			p.Cgroup = inC
 		case "directory a":
-			p.Cgroup, p.Name = "/c", "x"
+			p.Cgroup, p.Name = inC, "x"
 		}
 		got, err := d.Account(p)
 		require.NoError(t, err)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -15,7 +16,7 @@ type ID string
 const Nobody ID = ""
 
 // User returns the ID of a user.
-func User(uid uint32) ID { return ID(fmt.Sprint("user ", uid)) }
+func User(uid uint32) ID { return ID("user " + strconv.FormatUint(uint64(uid), 10)) }
 
 // Cgroup returns the ID of a cgroup with those below it. path is as in /proc/PID/cgroup.
 func Cgroup(path string) ID { return ID("cgroup " + path) }
@@ -30,8 +31,8 @@ func Directory(path string) ID { return ID("directory " + path) }
 // Process has what determines a process's tenant.
 type Process struct {
 	User uint32
-	// Cgroup is as in /proc/PID/cgroup; "" if it is not known.
-	Cgroup string
+	// Cgroup returns the cgroup as in /proc/PID/cgroup; "" if it is not known. It is called if a cgroup is configured.
+	Cgroup func() string
 	// Name is the tenant that the process names; "" if it names none.
 	Name string
 	// Files are the paths, below the mountpoint, of what it maps.
@@ -56,8 +57,12 @@ func Find(configured []Tenant, p Process) (found ID, err error) {
 	found, best := User(p.User), ""
 	for _, t := range configured {
 		path, is := strings.CutPrefix(string(t.ID), "cgroup ")
-		within := is && (path == "/" || p.Cgroup == path || strings.HasPrefix(p.Cgroup, path+"/"))
-		if within && p.Cgroup != "" && len(path) > len(best) {
+		if !is || p.Cgroup == nil {
+			continue
+		}
+		of := p.Cgroup()
+		within := path == "/" || of == path || strings.HasPrefix(of, path+"/")
+		if within && of != "" && len(path) > len(best) {
 			found, best = t.ID, path
 		}
 	}
