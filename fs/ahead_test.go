@@ -278,6 +278,25 @@ func TestReadsNothingAheadAtTheEnd(t *testing.T) {
 	assert.Zero(t, s.fs.ahead.fetched.Load())
 }
 
+// TestReadsNothingAheadOfOneFile: to read one file again and again is not to read its directory in order.
+func TestReadsNothingAheadOfOneFile(t *testing.T) {
+	s := mount(t)
+	s.smallFiles(t, "d", 3, numbered)
+	s.readSmall(t, "d", numbered(0))
+	var st unix.Stat_t
+	require.NoError(t, unix.Stat(filepath.Join(s.source, "d", numbered(0)), &st))
+	n := s.fs.table.byInode(inodeKey{st.Dev, st.Ino})
+	for range 2 * aheadNear {
+		s.fs.ahead.read(n)
+	}
+	s.settleAhead()
+	s.fs.ahead.mu.Lock()
+	defer s.fs.ahead.mu.Unlock()
+	for _, d := range s.fs.ahead.dirs {
+		require.False(t, d.listing)
+	}
+}
+
 // TestReadsAheadInBoundedMemory: the number of names of all followed directories is bounded. Directories that are not
 // read in order keep none.
 func TestReadsAheadInBoundedMemory(t *testing.T) {

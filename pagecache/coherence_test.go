@@ -545,3 +545,30 @@ func TestCollectThatIsCutShort(t *testing.T) {
 	q.acquire()
 	assert.Equal(t, byte(1), q.byteAt(0))
 }
+
+// undone is a context like that of a request of the kernel: Done is expensive.
+type undone struct {
+	context.Context
+	t *testing.T
+}
+
+func (c undone) Done() <-chan struct{} {
+	c.t.Error("Done was called although nothing has to be waited for")
+	return nil
+}
+
+// TestReadsThatNeedNotWaitStartNoGoroutine reads what a device released.
+func TestReadsThatNeedNotWaitStartNoGoroutine(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.file(page.Size)
+	p := m.run(src, 0, 0, page.Size, true)
+	p.store(7, 3)
+	p.release()
+	got := make([]byte, page.Size)
+	_, fromHome, err := src.attached.Read(undone{context.Background(), t}, got, 0, true, nil)
+	require.NoError(t, err)
+	if fromHome {
+		got = src.home.bytes(0, page.Size)
+	}
+	require.EqualValues(t, 3, got[7])
+}
