@@ -66,13 +66,6 @@ type Info struct {
 // probability below 2^-60 over the choice of Key. Host and device compute the same value, bit by bit.
 type Digest uint64
 
-// Copy moves len(Host) bytes between Host and Mem at byte offset Off.
-type Copy struct {
-	Mem  Memory
-	Off  int64
-	Host []byte
-}
-
 // PeerCopy moves N bytes from From, memory of this or of another device, to Mem.
 type PeerCopy struct {
 	Mem  Memory

@@ -42,6 +42,8 @@ func Run(t *testing.T, open func(t *testing.T) gpubackend.Device, allowed ...All
 		{"Copies", testCopies},
 		{"CopiesAcrossBatches", testCopiesAcrossBatches},
 		{"CopiesOfManyBuffers", testCopiesOfManyBuffers},
+		{"Rows", testRows},
+		{"RowsOfOtherDevices", testRowsOfOtherDevices},
 		{"ScatteredPages", testScatteredPages},
 		{"PeerCopies", testPeerCopies},
 		{"Zero", testZero},

@@ -77,6 +77,28 @@ type copyAttributes struct {
 	flags uint32
 }
 
+// The kinds of memory of a copySide (CUmemorytype).
+const (
+	memoryHost   = 1
+	memoryDevice = 2
+)
+
+// copySide is one side of a CUDA_MEMCPY2D: rows that begin pitch bytes apart, at host or at device.
+type copySide struct {
+	x, y   uintptr
+	kind   uint32
+	host   address
+	device address
+	array  uintptr
+	pitch  uintptr
+}
+
+// copyRows is a CUDA_MEMCPY2D.
+type copyRows struct {
+	from, to      copySide
+	width, height uintptr
+}
+
 // driver has the functions of libcuda that gaiafs calls, under the driver's names without their cu. The caller owns
 // what pointer arguments point to; the driver uses it only until the call returns, except for the addresses of
 // asynchronous copies.
@@ -118,6 +140,7 @@ type driver struct {
 	memcpyHtoDAsync     func(to, from address, n uintptr, s streamHandle) result
 	memcpyDtoHAsync     func(to, from address, n uintptr, s streamHandle) result
 	memcpyDtoDAsync     func(to, from address, n uintptr, s streamHandle) result
+	memcpy2DAsync       func(rows *copyRows, s streamHandle) result
 	memsetD8Async       func(a address, value uint8, n uintptr, s streamHandle) result
 	memGetGranularity   func(n *uintptr, prop *allocationProp, option int32) result
 	memCreate           func(m *memoryHandle, n uintptr, prop *allocationProp, flags uint64) result
@@ -179,6 +202,7 @@ func (d *driver) functions() []function {
 		{"cuMemcpyHtoDAsync_v2", &d.memcpyHtoDAsync, false},
 		{"cuMemcpyDtoHAsync_v2", &d.memcpyDtoHAsync, false},
 		{"cuMemcpyDtoDAsync_v2", &d.memcpyDtoDAsync, false},
+		{"cuMemcpy2DAsync_v2", &d.memcpy2DAsync, false},
 		{"cuMemsetD8Async", &d.memsetD8Async, false},
 		{"cuMemGetAllocationGranularity", &d.memGetGranularity, false},
 		{"cuMemCreate", &d.memCreate, false},

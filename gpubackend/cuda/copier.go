@@ -3,6 +3,8 @@ package cuda
 import (
 	"context"
 	"unsafe"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
 )
 
 const (
@@ -26,6 +28,14 @@ type move struct {
 	host   []byte
 	direct bool    // host is page-locked
 	pinned address // the allocation that contains host, if it is page-locked
+	// host has rows as in gpubackend.Copy, if row is not 0; then it is page-locked.
+	row, stride int
+}
+
+// bytes returns how many bytes m moves.
+func (m *move) bytes() int {
+	c := gpubackend.Copy{Host: m.host, Row: int64(m.row), Stride: int64(m.stride)}
+	return int(c.Bytes())
 }
 
 // While one copier waits for its copies and hands out their bytes, others keep the bus busy. Small reads of many
@@ -73,6 +83,7 @@ type copier struct {
 	// The pieces of one submission.
 	to, from []address
 	sizes    []uintptr
+	rows     []move // with rows
 }
 
 // chunk is page-locked memory and the copy that uses it.
@@ -110,7 +121,34 @@ func (c *copier) free() error {
 	return nil
 }
 
-// cut appends a piece to moves, in parts that fit a chunk and that several goroutines can copy.
+// mostPitch is the largest distance between rows that every GPU takes (CU_DEVICE_ATTRIBUTE_MAX_PITCH).
+const mostPitch = 1<<31 - 1
+
+// cutRows appends a piece with rows to moves. If it is page-locked, the driver copies many rows in one call. Otherwise
+// they become moves of their own, which are staged side by side.
+func cutRows(moves []move, look *lookup, c *gpubackend.Copy) []move {
+	m := c.Mem.(*memory)
+	pinned, direct := look.holds(c.Host)
+	if !direct || c.Stride > mostPitch || c.Row > directSize {
+		for off, row := range c.Rows() {
+			moves = cut(moves, look, move{mem: m, dev: m.base + address(off), host: row})
+		}
+		return moves
+	}
+	dev, host, row, stride := m.base+address(c.Off), c.Host, int(c.Row), int(c.Stride)
+	for rows := directSize / row; len(host) > rows*stride; {
+		moves = append(moves, move{mem: m, dev: dev, host: host[:(rows-1)*stride+row], direct: true, pinned: pinned,
+			row: row, stride: stride})
+		dev, host = dev+address(rows*row), host[rows*stride:]
+	}
+	if len(host) > 0 {
+		moves = append(moves, move{mem: m, dev: dev, host: host, direct: true, pinned: pinned,
+			row: row, stride: stride})
+	}
+	return moves
+}
+
+// cut appends a piece without rows to moves, in parts that fit a chunk and that several goroutines can copy.
 func cut(moves []move, look *lookup, m move) []move {
 	m.pinned, m.direct = look.holds(m.host)
 	most := shareSize
@@ -135,7 +173,7 @@ func next(moves []move) int {
 	staged, direct := 0, 0
 	for i, m := range moves {
 		if m.direct {
-			direct += len(m.host)
+			direct += m.bytes()
 		} else {
 			staged += len(m.host)
 		}
@@ -178,9 +216,13 @@ func (c *copier) submit(k *chunk, moves []move) error {
 		stage(k.memory.bytes(), moves, false)
 	}
 	k.moves = moves
-	c.to, c.from, c.sizes = c.to[:0], c.from[:0], c.sizes[:0]
+	c.to, c.from, c.sizes, c.rows = c.to[:0], c.from[:0], c.sizes[:0], c.rows[:0]
 	used := 0
 	for i, m := range moves {
+		if m.row > 0 {
+			c.rows = append(c.rows, m)
+			continue
+		}
 		host := address(uintptr(unsafe.Pointer(unsafe.SliceData(m.host))))
 		if !m.direct {
 			host = k.memory.at(used)
@@ -192,7 +234,8 @@ func (c *copier) submit(k *chunk, moves []move) error {
 		}
 		// Moves that are contiguous on both sides become one piece for the driver. A piece must not span two
 		// allocations on either side.
-		if n := len(c.sizes) - 1; n >= 0 && moves[i-1].mem == m.mem && moves[i-1].direct == m.direct &&
+		if n := len(c.sizes) - 1; n >= 0 && moves[i-1].row == 0 && moves[i-1].mem == m.mem &&
+			moves[i-1].direct == m.direct &&
 			moves[i-1].pinned == m.pinned &&
 			c.to[n]+address(c.sizes[n]) == to && c.from[n]+address(c.sizes[n]) == from {
 			c.sizes[n] += uintptr(len(m.host))
@@ -200,7 +243,12 @@ func (c *copier) submit(k *chunk, moves []move) error {
 		}
 		c.to, c.from, c.sizes = append(c.to, to), append(c.from, from), append(c.sizes, uintptr(len(m.host)))
 	}
-	if err := c.enqueue(); err != nil {
+	err := c.enqueue()
+	for i := 0; err == nil && i < len(c.rows); i++ {
+		err = c.enqueueRows(&c.rows[i])
+	}
+	clear(c.rows)
+	if err != nil {
 		return err
 	}
 	return c.lane.drv.check("cuEventRecord", c.lane.drv.eventRecord(k.event, c.lane.stream))
@@ -229,6 +277,34 @@ func (c *copier) enqueue() error {
 		}
 	}
 	return nil
+}
+
+// enqueueRows gives a move with rows to the driver: one call for the rows of full length, and one for a shorter last
+// row. The driver reads the description before the call returns. Both sides are valid until the lane has waited for the
+// copies.
+func (c *copier) enqueueRows(m *move) error {
+	drv, s := c.lane.drv, c.lane.stream
+	rows, last := (len(m.host)-1)/m.stride, (len(m.host)-1)%m.stride+1
+	if last == m.row {
+		rows, last = rows+1, 0
+	}
+	host := address(uintptr(unsafe.Pointer(unsafe.SliceData(m.host))))
+	if rows > 0 {
+		onHost := copySide{kind: memoryHost, host: host, pitch: uintptr(m.stride)}
+		onDevice := copySide{kind: memoryDevice, device: m.dev, pitch: uintptr(m.row)}
+		x := copyRows{from: onHost, to: onDevice, width: uintptr(m.row), height: uintptr(rows)}
+		if c.toHost {
+			x.from, x.to = onDevice, onHost
+		}
+		if err := drv.check("cuMemcpy2DAsync", drv.memcpy2DAsync(&x, s)); err != nil || last == 0 {
+			return err
+		}
+	}
+	dev := m.dev + address(rows*m.row)
+	if host += address(rows * m.stride); c.toHost {
+		return drv.check("cuMemcpyDtoHAsync", drv.memcpyDtoHAsync(host, dev, uintptr(last), s))
+	}
+	return drv.check("cuMemcpyHtoDAsync", drv.memcpyHtoDAsync(dev, host, uintptr(last), s))
 }
 
 // finish waits for the copies submitted through k. If they go to the host, it hands out their bytes. Afterwards the

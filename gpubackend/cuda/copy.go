@@ -12,7 +12,10 @@ const zeroSize = 4 << 30
 
 func (d *device) copyPieces(ctx context.Context, by copiers, toHost bool, pieces []gpubackend.Copy) error {
 	done, err := d.use(len(pieces), func(i int) (*memory, error) {
-		return d.own(pieces[i].Mem, pieces[i].Off, int64(len(pieces[i].Host)))
+		if err := pieces[i].Check(); err != nil {
+			return nil, err
+		}
+		return d.own(pieces[i].Mem, pieces[i].Off, pieces[i].Bytes())
 	})
 	if err != nil {
 		return err
@@ -27,7 +30,12 @@ func (d *device) copyPieces(ctx context.Context, by copiers, toHost bool, pieces
 	}
 	moves = slices.Grow(moves, len(others))
 	var look lookup
-	for _, p := range others {
+	for i := range others {
+		p := &others[i]
+		if p.Row > 0 {
+			moves = cutRows(moves, &look, p)
+			continue
+		}
 		m := p.Mem.(*memory)
 		moves = cut(moves, &look, move{mem: m, dev: m.base + address(p.Off), host: p.Host})
 	}

@@ -28,7 +28,9 @@
 // Copies go through the copy engines, so they do not wait for kernels of other processes. Page-locked memory
 // (HostBuffer) is copied directly. Other memory is first gathered in, or scattered from, page-locked chunks; one chunk
 // is filled while others are under way. If the driver has cuMemcpyBatchAsync (CUDA 12.8), many pieces are one call;
-// otherwise they are queued one by one.
+// otherwise they are queued one by one. Rows in page-locked memory are one call (cuMemcpy2DAsync), however many they
+// are; rows in other memory are gathered like other pieces. Each device copies from the page-locked memory of all
+// devices (CU_MEMHOSTALLOC_PORTABLE).
 //
 // Each piece costs a copy engine microseconds. So many scattered pages are copied side by side in one piece, and a page
 // kernel moves them to or from their places (scatter.go). While page kernels have to wait for kernels of other

@@ -165,6 +165,25 @@ func (g *fake) move(to, from address, n uintptr) result {
 	return success
 }
 
+// moveRows does a copy of rows. Each side must be one allocation of its kind, as for the real driver.
+func (g *fake) moveRows(x *copyRows) result {
+	span := func(side *copySide) []byte {
+		n := side.pitch*(x.height-1) + x.width
+		if side.kind == memoryHost {
+			return find(side.host, n, g.host)
+		}
+		return find(side.device, n, g.device)
+	}
+	to, from := span(&x.to), span(&x.from)
+	if to == nil || from == nil || x.to.kind == x.from.kind {
+		return illegalAddress
+	}
+	for i := range x.height {
+		copy(to[i*x.to.pitch:][:x.width], from[i*x.from.pitch:][:x.width])
+	}
+	return success
+}
+
 // drain does the first n pieces of work of a stream.
 func (g *fake) drain(s streamHandle, n int) result {
 	stream := g.streams[s]

@@ -180,6 +180,17 @@ func (g *fake) bindMemory(d *driver) {
 			})
 		})
 	}
+	d.memcpy2DAsync = func(rows *copyRows, s streamHandle) result {
+		return g.call("cuMemcpy2DAsync", true, func() result {
+			x := *rows // read before the call returns
+			for _, side := range []copySide{x.from, x.to} {
+				if side.pitch < x.width || side.pitch > mostPitch || side.x != 0 || side.y != 0 || side.array != 0 {
+					return invalidValue
+				}
+			}
+			return g.queue(s, func() result { return g.moveRows(&x) })
+		})
+	}
 	d.memcpyBatchAsync = func(to, from *address, sizes *uintptr, count uintptr, _ *copyAttributes, _ *uintptr,
 		_ uintptr, _ *uintptr, s streamHandle) result {
 		return g.call("cuMemcpyBatchAsync", true, func() result {

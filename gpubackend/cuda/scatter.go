@@ -43,7 +43,7 @@ func (s *slowness) lasts(d time.Duration) { s.until.Store(int64(time.Since(epoch
 // there are many.
 func splitScattered(pieces []gpubackend.Copy) (small, others []gpubackend.Copy) {
 	fits := func(p *gpubackend.Copy) bool {
-		return p.Off%pageSize == 0 && len(p.Host)%pageSize == 0 && len(p.Host) <= mostScattered
+		return p.Row == 0 && p.Off%pageSize == 0 && len(p.Host)%pageSize == 0 && len(p.Host) <= mostScattered
 	}
 	n := 0
 	for i := range pieces {

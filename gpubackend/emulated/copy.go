@@ -30,17 +30,50 @@ func (d *device) ownPages(mem gpubackend.Memory, off int64, n int) (*memory, err
 	return d.own(mem, off, int64(n)<<page.Shift)
 }
 
-// part is a piece of memory, and the host's or a peer's memory that it is copied from or to.
+// part is a piece of memory, and the host's or a peer's memory that it is copied from or to: all of it, or rows as in
+// gpubackend.Copy.
 type part struct {
-	mem  []byte
-	host []byte
+	mem         []byte
+	host        []byte
+	row, stride int
 }
 
-// cut appends one copy to parts, in parts of at most pieceSize.
+// cutCopy appends one copy to parts, in parts of about pieceSize.
+func cutCopy(parts []part, c *gpubackend.Copy) []part {
+	mem := c.Mem.(*memory).data[c.Off:][:c.Bytes()]
+	if c.Row == 0 {
+		return cut(parts, part{mem: mem, host: c.Host})
+	}
+	host, row, stride := c.Host, int(c.Row), int(c.Stride)
+	for rows := max(pieceSize/row, 1); len(mem) > rows*row; {
+		parts = append(parts, part{mem[:rows*row], host[:(rows-1)*stride+row], row, stride})
+		mem, host = mem[rows*row:], host[rows*stride:]
+	}
+	if len(mem) > 0 {
+		parts = append(parts, part{mem, host, row, stride})
+	}
+	return parts
+}
+
+// each calls one for the part's memory on both sides, row by row.
+func (p *part) each(one func(mem, host []byte)) {
+	if p.row == 0 {
+		one(p.mem, p.host)
+		return
+	}
+	mem, host := p.mem, p.host
+	for len(mem) > p.row {
+		one(mem[:p.row], host[:p.row])
+		mem, host = mem[p.row:], host[p.stride:]
+	}
+	one(mem, host)
+}
+
+// cut appends one copy without rows to parts, in parts of at most pieceSize.
 func cut(parts []part, p part) []part {
 	for len(p.mem) > pieceSize {
-		parts = append(parts, part{p.mem[:pieceSize], p.host[:pieceSize]})
-		p = part{p.mem[pieceSize:], p.host[pieceSize:]}
+		parts = append(parts, part{mem: p.mem[:pieceSize], host: p.host[:pieceSize]})
+		p = part{mem: p.mem[pieceSize:], host: p.host[pieceSize:]}
 	}
 	if len(p.mem) > 0 {
 		parts = append(parts, p)
@@ -66,31 +99,34 @@ func bundle(parts []part) (ends []int) {
 }
 
 // copyPieces copies with one, a copy of plain memory in either direction.
-func (d *device) copyPieces(ctx context.Context, pieces []gpubackend.Copy, one func(part)) error {
+func (d *device) copyPieces(ctx context.Context, pieces []gpubackend.Copy, one func(mem, host []byte)) error {
 	done, err := d.use(len(pieces), func(i int) (*memory, error) {
-		return d.own(pieces[i].Mem, pieces[i].Off, int64(len(pieces[i].Host)))
+		if err := pieces[i].Check(); err != nil {
+			return nil, err
+		}
+		return d.own(pieces[i].Mem, pieces[i].Off, pieces[i].Bytes())
 	})
 	if err != nil {
 		return err
 	}
 	defer done()
 	parts := make([]part, 0, len(pieces))
-	for _, p := range pieces {
-		parts = cut(parts, part{p.Mem.(*memory).data[p.Off:][:len(p.Host)], p.Host})
+	for i := range pieces {
+		parts = cutCopy(parts, &pieces[i])
 	}
 	return inBundles(ctx, parts, one)
 }
 
 // inBundles copies the parts with one, several at once.
-func inBundles(ctx context.Context, parts []part, one func(part)) error {
+func inBundles(ctx context.Context, parts []part, one func(mem, host []byte)) error {
 	ends := bundle(parts)
 	return inPieces(ctx, len(ends), func(i int) {
 		start := 0
 		if i > 0 {
 			start = ends[i-1]
 		}
-		for _, p := range parts[start:ends[i]] {
-			one(p)
+		for k := start; k < ends[i]; k++ {
+			parts[k].each(one)
 		}
 	})
 }
@@ -98,13 +134,13 @@ func inBundles(ctx context.Context, parts []part, one func(part)) error {
 // CopyIn is a plain copy with wide stores. It is not for pages that another process may be storing into: use Patch
 // there.
 func (d *device) CopyIn(ctx context.Context, pieces []gpubackend.Copy) error {
-	return d.copyPieces(ctx, pieces, func(p part) { copy(p.mem, p.host) })
+	return d.copyPieces(ctx, pieces, func(mem, host []byte) { copy(mem, host) })
 }
 
 // CopyOut reads memory that other processes may be storing into. Each byte is one that the memory had during the call;
 // two bytes may be from different moments.
 func (d *device) CopyOut(ctx context.Context, pieces []gpubackend.Copy) error {
-	return d.copyPieces(ctx, pieces, func(p part) { copy(p.host, p.mem) })
+	return d.copyPieces(ctx, pieces, func(mem, host []byte) { copy(host, mem) })
 }
 
 // CopyPeer copies from memory of any emulated device.
@@ -129,9 +165,9 @@ func (d *device) CopyPeer(ctx context.Context, pieces []gpubackend.PeerCopy) err
 	defer done()
 	parts := make([]part, 0, len(pieces))
 	for _, p := range pieces {
-		parts = cut(parts, part{p.Mem.(*memory).data[p.Off:][:p.N], p.From.(*memory).data[p.FromOff:][:p.N]})
+		parts = cut(parts, part{mem: p.Mem.(*memory).data[p.Off:][:p.N], host: p.From.(*memory).data[p.FromOff:][:p.N]})
 	}
-	return inBundles(ctx, parts, func(p part) { copy(p.mem, p.host) })
+	return inBundles(ctx, parts, func(mem, host []byte) { copy(mem, host) })
 }
 
 // leastHole is the size from which punching a hole is faster than storing zeros.

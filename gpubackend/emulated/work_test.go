@@ -52,10 +52,10 @@ func TestInPiecesStops(t *testing.T) {
 }
 
 func TestBundle(t *testing.T) {
-	parts := cut(nil, part{make([]byte, 2*pieceSize+1), make([]byte, 2*pieceSize+1)})
+	parts := cut(nil, part{mem: make([]byte, 2*pieceSize+1), host: make([]byte, 2*pieceSize+1)})
 	require.Len(t, parts, 3)
 	for range 4 {
-		parts = cut(parts, part{make([]byte, pieceSize/3), make([]byte, pieceSize/3)})
+		parts = cut(parts, part{mem: make([]byte, pieceSize/3), host: make([]byte, pieceSize/3)})
 	}
 	parts = cut(parts, part{})
 	require.Equal(t, []int{1, 2, 6,
