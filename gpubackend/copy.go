@@ -56,20 +56,20 @@ func (c *Copy) Rows() iter.Seq2[int64, []byte] {
 func (c Copy) AppendPart(list []Copy, from, n int64) []Copy {
 	c.Off += from
 	if c.Row == 0 {
-		c.Host = c.Host[from : from+n : from+n]
+		c.Host = c.Host[from : from+n]
 		return append(list, c)
 	}
 	at := from / c.Row * c.Stride
 	if in := from % c.Row; in > 0 && n > 0 {
 		first := min(c.Row-in, n)
-		list = append(list, Copy{Mem: c.Mem, Off: c.Off, Host: c.Host[at+in:][:first:first]})
+		list = append(list, Copy{Mem: c.Mem, Off: c.Off, Host: c.Host[at+in:][:first]})
 		c.Off, n, at = c.Off+first, n-first, at+c.Stride
 	}
 	if n <= 0 {
 		return list
 	}
 	end := at + (n-1)/c.Row*c.Stride + (n-1)%c.Row + 1
-	if c.Host = c.Host[at:end:end]; n <= c.Row {
+	if c.Host = c.Host[at:end]; n <= c.Row {
 		c.Row, c.Stride = 0, 0
 	}
 	return append(list, c)

@@ -213,37 +213,69 @@ func bridged(ranges []page.Range) (out []page.Range) {
 // Placer implements mover.Target.
 func (t *viewFill) Placer() mover.Placer { return t }
 
-// AppendCopies implements mover.Placer: each run of the view's segments goes to its place.
+// AppendCopies implements mover.Placer. Rows go to their place together, so there is no work for each of them. Only
+// short rows are gathered first.
 func (t *viewFill) AppendCopies(list []gpubackend.Copy, pages page.Range, buf []byte) []gpubackend.Copy {
-	var run page.Bytes // of the view; earlier runs are in list
-	var from []byte    // its bytes
-	gathered := false  // from is a copy, not part of buf
-	flush := func() {
-		for x, part := range pieces(t.extents, run) {
-			list = append(list, gpubackend.Copy{Mem: x.Memory(), Off: part.Off - x.Pages().Offset(),
-				Host: from[part.Off-run.Off:][:part.Len()]})
-		}
-	}
-	for r := range t.p.of.Runs(pages.Span()) {
-		row := buf[r.Off-pages.Offset():][:r.Len]
-		if r.View != run.End || r.Len >= leastRow || len(from) >= mostGathered || run.Len() >= leastRow && !gathered {
-			flush()
-			run, from, gathered = page.Span(r.View, r.Len), row, false
+	short := gatherer{t: t, list: list}
+	for r := range t.p.of.Rows(pages.Span()) {
+		from := buf[r.Off-pages.Offset():][:r.Span().Len()]
+		if r.Count > 1 && r.Len >= leastRow {
+			short.flush()
+			short.list = t.place(short.list, r.View, gpubackend.Copy{Host: from, Row: r.Len, Stride: r.Stride})
 			continue
 		}
-		if !gathered {
-			from, gathered = append(make([]byte, 0, leastRow), from...), true
+		for k := range r.Count {
+			short.add(r.View+k*r.Len, from[k*r.Stride:][:r.Len])
 		}
-		run.End, from = run.End+r.Len, append(from, row...)
 	}
-	flush()
+	short.flush()
+	return short.list
+}
+
+// place appends the copies that bring c to the view's bytes from at on.
+func (t *viewFill) place(list []gpubackend.Copy, at int64, c gpubackend.Copy) []gpubackend.Copy {
+	for x, part := range pieces(t.extents, page.Span(at, c.Bytes())) {
+		n := len(list)
+		list = c.AppendPart(list, part.Off-at, part.Len())
+		for k := n; k < len(list); k++ {
+			list[k].Mem, list[k].Off = x.Memory(), list[k].Off+at-x.Pages().Offset()
+		}
+	}
 	return list
 }
 
+// gatherer appends runs of a view to list. It gathers short runs that are adjacent in the view.
+type gatherer struct {
+	t        *viewFill
+	list     []gpubackend.Copy
+	run      page.Bytes // of the view; earlier runs are in list
+	from     []byte     // its bytes
+	gathered bool       // from is a copy, not part of the caller's buffer
+}
+
+func (g *gatherer) flush() {
+	g.list = g.t.place(g.list, g.run.Off, gpubackend.Copy{Host: g.from})
+	g.run, g.from = page.Bytes{}, nil
+}
+
+// add appends a run that goes to the view's bytes from at on.
+func (g *gatherer) add(at int64, row []byte) {
+	n := int64(len(row))
+	if at != g.run.End || n >= leastRow || len(g.from) >= mostGathered || g.run.Len() >= leastRow && !g.gathered {
+		g.flush()
+		g.run, g.from, g.gathered = page.Span(at, n), row, false
+		return
+	}
+	if !g.gathered {
+		g.from, g.gathered = append(make([]byte, 0, leastRow), g.from...), true
+	}
+	g.run.End, g.from = g.run.End+n, append(g.from, row...)
+}
+
 const (
-	// leastRow is the size in bytes from which a row is copied by itself. Shorter rows are gathered first: a copy of
-	// each would take more time and memory than its bytes.
-	leastRow = 256
+	// leastRow is the size in bytes from which a row is copied from where it was read. Shorter rows are gathered first:
+	// devices take longer for each of them than for its bytes.
+	leastRow = 512
 	// mostGathered is roughly the most bytes that are gathered into one copy.
 	mostGathered = 1 << 20
 )

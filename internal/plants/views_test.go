@@ -169,8 +169,8 @@ var viewsPlants = []plant{
 	{
 		name: "view: gathered rows go where the first of them goes",
 		file: "pagecache/viewfill.go",
-		old:  "if r.View != run.End || r.Len >= leastRow",
-		new:  "if run.Empty() || r.Len >= leastRow",
+		old:  "if at != g.run.End || n >= leastRow",
+		new:  "if g.run.Empty() || n >= leastRow",
 		nets: []net{{pkg: "pagecache", run: "TestViewOfShortRows|TestRandomViews"}},
 	},
 	{

@@ -22,23 +22,27 @@ func tenantOf(ctx context.Context) uint32 {
 }
 
 // cut cuts the list of a transfer into calls of at most most bytes; 0 means no limit. An element that does not fit into
-// the rest of a call is split. If split is nil, it goes into the next call, which must have room for it.
-func cut[T any](list []T, most int64, size func(*T) int64, split func(x T, at int64) (T, T)) (calls [][]T) {
+// the rest of a call is split into its first bytes and one or more elements with the others. If split is nil, it goes
+// into the next call, which must have room for it.
+func cut[T any](list []T, most int64, size func(*T) int64, split func(x T, at int64) (T, []T)) (calls [][]T) {
 	if most == 0 || sizes([][]T{list}, size)[0] <= most {
 		return [][]T{list}
 	}
 	var call []T
 	room := most
-	for _, x := range list {
-		for size(&x) > room {
+	for i := range list {
+		for left := list[i : i+1]; len(left) > 0; {
+			x := left[0]
+			if n := size(&x); n <= room {
+				call, room, left = append(call, x), room-n, left[1:]
+				continue
+			}
 			if split != nil && room > 0 {
-				var first T
-				first, x = split(x, room)
-				call = append(call, first)
+				first, rest := split(x, room)
+				call, left = append(call, first), append(rest, left[1:]...)
 			}
 			calls, call, room = append(calls, call), nil, most
 		}
-		call, room = append(call, x), room-size(&x)
 	}
 	return append(calls, call)
 }
@@ -54,20 +58,27 @@ func sizes[T any](calls [][]T, size func(*T) int64) []int64 {
 	return all
 }
 
-func copySize(c *gpubackend.Copy) int64 { return int64(len(c.Host)) }
+func copySize(c *gpubackend.Copy) int64 { return c.Bytes() }
 
-func splitCopy(c gpubackend.Copy, at int64) (a, b gpubackend.Copy) {
-	a, b = c, c
-	a.Host, b.Host, b.Off = c.Host[:at:at], c.Host[at:], c.Off+at
-	return a, b
+// copySizes returns the bytes of all copies.
+func copySizes(list []gpubackend.Copy) (n int64) {
+	for i := range list {
+		n += list[i].Bytes()
+	}
+	return n
+}
+
+func splitCopy(c gpubackend.Copy, at int64) (first gpubackend.Copy, rest []gpubackend.Copy) {
+	parts := c.AppendPart(c.AppendPart(nil, 0, at), at, c.Bytes()-at)
+	return parts[0], parts[1:]
 }
 
 func peerSize(c *gpubackend.PeerCopy) int64 { return c.N }
 
-func splitPeer(c gpubackend.PeerCopy, at int64) (a, b gpubackend.PeerCopy) {
-	a, b = c, c
+func splitPeer(c gpubackend.PeerCopy, at int64) (first gpubackend.PeerCopy, rest []gpubackend.PeerCopy) {
+	a, b := c, c
 	a.N, b.N, b.Off, b.FromOff = at, c.N-at, c.Off+at, c.FromOff+at
-	return a, b
+	return a, []gpubackend.PeerCopy{b}
 }
 
 func patchSize(*gpubackend.Patch) int64 { return page.Size }

@@ -344,7 +344,7 @@ func (p *Fill) sendCall(call []*Piece, size int64, through *Relay) bool {
 	}
 	for _, x := range call {
 		if x.given {
-			p.inbox.took(x.bytes)
+			p.inbox.took(x.memory)
 		} else {
 			<-p.slots
 		}

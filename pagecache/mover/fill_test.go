@@ -143,7 +143,7 @@ func TestFillFails(t *testing.T) {
 }
 
 // TestJoin: copies that are adjacent in device memory become one, whatever lies between their bytes on the host. Every
-// byte still goes to its place.
+// byte still goes to its place, also those of rows and of copies from other memory.
 func TestJoin(t *testing.T) {
 	f := newFiller(t, 2<<20)
 	for seed := range uint64(200) {
@@ -160,19 +160,30 @@ func TestJoin(t *testing.T) {
 				from = min(cap(buf)-cap(copies[n-1].Host)+len(copies[n-1].Host)+rnd.IntN(100), len(buf)-1)
 			}
 			c := gpubackend.Copy{Mem: f.into.mem, Off: off, Host: buf[from:][:1+rnd.IntN(min(200, len(buf)-from))]}
-			copies, off = append(copies, c), off+int64(len(c.Host)+rnd.IntN(3)*rnd.IntN(2))
+			switch rnd.IntN(8) {
+			case 0:
+				c.Row, c.Stride = int64(len(c.Host)), int64(len(c.Host)+rnd.IntN(50))
+				n := len(c.Host) + rnd.IntN(4)*int(c.Stride)
+				c.Host = buf[from:][:min(n, len(c.Host)+(len(buf)-from-len(c.Host))/int(c.Stride)*int(c.Stride))]
+			case 1:
+				c.Host = append(make([]byte, 0, len(c.Host)+rnd.IntN(len(buf))), c.Host...)
+			}
+			copies, off = append(copies, c), off+c.Bytes()+int64(rnd.IntN(3)*rnd.IntN(2))
 		}
-		want := make([]byte, off)
-		for _, c := range copies {
-			copy(want[c.Off:], c.Host)
+		bytesOf := func(list []gpubackend.Copy) []byte {
+			all := make([]byte, off)
+			for i := range list {
+				for at, row := range list[i].Rows() {
+					copy(all[at:], row)
+				}
+			}
+			return all
 		}
-		before := len(copies)
-		got := make([]byte, off)
+		want, before := bytesOf(copies), len(copies)
+		gathered := gather(copies, make([]byte, copySizes(copies)))
+		require.True(t, bytes.Equal(want, bytesOf(gathered)), "seed %d: %d copies were gathered", seed, before)
 		joined := join(copies, buf)
-		for _, c := range joined {
-			copy(got[c.Off:], c.Host)
-		}
-		require.True(t, bytes.Equal(want, got), "seed %d: %d copies became %d", seed, before, len(joined))
+		require.True(t, bytes.Equal(want, bytesOf(joined)), "seed %d: %d copies became %d", seed, before, len(joined))
 	}
 	buf := make([]byte, 1000)
 	var rows []gpubackend.Copy

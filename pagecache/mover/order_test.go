@@ -27,7 +27,16 @@ func TestCut(t *testing.T) {
 		var list []gpubackend.Copy
 		for off := 0; off < len(all); {
 			n := min(1+rnd.IntN(30), len(all)-off)
-			list = append(list, gpubackend.Copy{Off: int64(1000 + off), Host: all[off : off+n]})
+			c := gpubackend.Copy{Off: int64(1000 + off), Host: all[off : off+n]}
+			if row := 1 + rnd.IntN(10); rnd.IntN(2) == 0 && n > 0 { // rows, with noise between them
+				stride := row + rnd.IntN(5)
+				host := bytes.Repeat([]byte{255}, (n-1)/row*stride+(n-1)%row+1)
+				for i := range n {
+					host[i/row*stride+i%row] = all[off+i]
+				}
+				c.Host, c.Row, c.Stride = host, int64(row), int64(stride)
+			}
+			list = append(list, c)
 			off += n
 		}
 		most := int64(rnd.IntN(40))
@@ -35,9 +44,12 @@ func TestCut(t *testing.T) {
 		for _, call := range cut(list, most, copySize, splitCopy) {
 			n := int64(0)
 			for _, c := range call {
-				require.EqualValues(t, 1000+len(got), c.Off, seed)
-				got = append(got, c.Host...)
-				n += int64(len(c.Host))
+				require.NoError(t, c.Check())
+				for off, row := range c.Rows() {
+					require.EqualValues(t, 1000+len(got), off, seed)
+					got = append(got, row...)
+				}
+				n += c.Bytes()
 			}
 			require.True(t, most == 0 || n <= most, seed)
 			require.NotEmpty(t, call)

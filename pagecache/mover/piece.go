@@ -40,12 +40,14 @@ type Piece struct {
 	Ways Ways
 	// Done means that the device has the bytes.
 	Done bool
-	// bytes is how many are read; after pack, how many are sent.
+	// bytes is how many are read; after pack, how many the device gets.
 	bytes int64
 
 	// buf holds the steps' bytes one after the other, from read until send, which calls giveBack.
 	buf      []byte
 	giveBack func()
+	// lent means that other pieces use buf, too, so its bytes must not change. Set before others see it.
+	lent bool
 	// copies bring the steps that are not patched, patches the others. Readers make them in parallel, right after the
 	// read, and the digests while the bytes are in the processor's cache.
 	copies  []gpubackend.Copy
@@ -55,6 +57,8 @@ type Piece struct {
 	// shares are the parts that other Fills get; given means that this piece is such a part.
 	shares []Share
 	given  bool
+	// memory is what a given piece counts for in the inbox.
+	memory int64
 }
 
 // Bytes returns how many bytes the piece has.

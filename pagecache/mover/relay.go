@@ -50,8 +50,9 @@ func (r *Relay) carry(ctx context.Context, class Class, to *Device, copies []gpu
 	in, out := make([]gpubackend.Copy, len(copies)), make([]gpubackend.PeerCopy, len(copies))
 	at := int64(0)
 	for i, c := range copies {
-		n := int64(len(c.Host))
-		in[i] = gpubackend.Copy{Mem: r.Memory, Off: at, Host: c.Host}
+		n := c.Bytes()
+		in[i] = c
+		in[i].Mem, in[i].Off = r.Memory, at
 		out[i] = gpubackend.PeerCopy{Mem: c.Mem, Off: c.Off, From: r.Memory, FromOff: at, N: n}
 		at += n
 	}
@@ -68,11 +69,7 @@ func (r *Relay) carry(ctx context.Context, class Class, to *Device, copies []gpu
 
 // fits reports whether the staging memory has room for copies.
 func (r *Relay) fits(copies []gpubackend.Copy) bool {
-	n := int64(0)
-	for i := range copies {
-		n += copySize(&copies[i])
-	}
-	return n <= min(r.Memory.Size(), RelayBytes)
+	return copySizes(copies) <= min(r.Memory.Size(), RelayBytes)
 }
 
 // in brings copies to the device: through a relay, if there is one and it does not fail, or over the own link.

@@ -2,8 +2,8 @@ package mover
 
 import (
 	"sync"
+	"sync/atomic"
 
-	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
@@ -15,6 +15,10 @@ import (
 //
 //	claimed ──read by the worker──▶ handed to each Share ──▶ sent by their Fills
 //	   └─home fails, Run ends──▶ returned
+//
+// All shares of a piece use the buffer that it was read into, and so does the piece itself. The bytes stay as they are
+// until the last of them was sent, which gives the buffer back, perhaps after the Run that read it. A share with many
+// copies is first gathered into a buffer of its own.
 
 // Sharer is a Target whose Fill shares reads with others.
 type Sharer interface {
@@ -41,8 +45,9 @@ type Share struct {
 }
 
 const (
-	// mostInbox limits the bytes of shares: above it, a Fill gets no more offers. inboxBytes is the least that the
-	// Fill's caller sends while more shares are coming.
+	// mostInbox limits the memory of shares: above it, a Fill gets no more offers. Each user of a buffer counts for an
+	// equal part of it. So all Fills of a file together hold at most mostInbox for each of them. inboxBytes is the
+	// least that the Fill's caller sends while more shares are coming.
 	mostInbox  = 64 << 20
 	inboxBytes = mostLeastCall
 	// mostClaimed limits how many pieces are claimed at once, because claims of all Fills of a file wait for each
@@ -51,12 +56,12 @@ const (
 	leastClaims = 64
 )
 
-// inbox counts what others read for a Fill. It counts the bytes that the device gets. That is much less than is read if
-// the Fill wants a few bytes of each page.
+// inbox counts what others read for a Fill, by the memory that it takes (Piece.memory). That is much less than is read
+// if others use the same buffers, or if the Fill wants a few bytes of each page.
 type inbox struct {
 	mu      sync.Mutex
 	offered int           // shares that were offered and have not come; protected by mu
-	bytes   int64         // of shares that have come and were not sent; protected by mu
+	bytes   int64         // memory of shares that have come and were not sent; protected by mu
 	each    int64         // of the last share, as an estimate of those to come. Protected by mu
 	moved   chan struct{} // has an element when something came; made by the first offer. Protected by mu
 }
@@ -140,10 +145,33 @@ func (x *Piece) setPages(pages []page.Range) {
 	}
 }
 
-// share hands the other Fills their shares of a piece that was read.
+// lease counts the pieces that use a buffer. The last one gives it back.
+type lease struct {
+	users    atomic.Int32
+	giveBack func()
+}
+
+// take adds a piece. It returns the function that gives up the piece's part, for one call.
+func (l *lease) take() (drop func()) {
+	l.users.Add(1)
+	return func() {
+		if l.users.Add(-1) == 0 {
+			l.giveBack()
+		}
+	}
+}
+
+// share hands the other Fills their shares of a piece that was read. They use its buffer.
 func (x *Piece) share() {
-	for _, s := range x.shares {
-		if y := s.piece(x); y != nil {
+	if len(x.shares) == 0 {
+		return
+	}
+	l := &lease{giveBack: x.giveBack}
+	x.giveBack, x.lent = l.take(), true
+	part := int64(len(x.buf) / (1 + len(x.shares)))
+	for i := range x.shares {
+		s := &x.shares[i]
+		if y := s.piece(x, l, part); y != nil {
 			s.Fill.hand(y)
 		} else {
 			s.Withdraw()
@@ -152,50 +180,29 @@ func (x *Piece) share() {
 	x.shares = nil
 }
 
-// piece returns a share of x as a piece with its own buffer, because prepare moves bytes around in x's buffer. It
-// returns nil if there is no such buffer, or if the same bytes go to so many places that it would be much larger.
-func (s *Share) piece(x *Piece) *Piece {
-	var copies []gpubackend.Copy
+// piece returns a share of x as a piece that uses x's buffer, of which it counts for part. It returns nil if the same
+// bytes go to too many places.
+func (s *Share) piece(x *Piece, l *lease, part int64) *Piece {
+	y := &Piece{given: true, buf: x.buf, lent: true}
+	y.setPages(s.Pages)
 	at, of, left := int64(0), s.Fill.Into.Placer(), s.Pages
 	for _, step := range x.Steps {
 		for len(left) > 0 && step.Pages.Contains(left[0].Start) {
 			from := at + left[0].Offset() - step.Pages.Offset()
-			copies = of.AppendCopies(copies, left[0], x.buf[from:][:left[0].Bytes()])
+			y.copies = of.AppendCopies(y.copies, left[0], x.buf[from:][:left[0].Bytes()])
 			left = left[1:]
 		}
 		at += step.Pages.Bytes()
 	}
-	total := 0
-	for _, c := range copies {
-		total += len(c.Host)
-	}
-	if total > 2*PieceBytes {
+	if copySizes(y.copies) > mostGathered {
 		return nil
 	}
-	y := &Piece{given: true}
-	y.setPages(s.Pages)
-	y.bytes = int64(total)
-	var err error
-	if y.buf, y.giveBack, err = s.Fill.Device.dev.HostBuffer(max(total, 1)); err != nil {
-		return nil
+	y.giveBack = l.take()
+	s.Fill.pack(y)
+	if y.memory = y.bytes; y.lent {
+		y.memory = max(y.bytes, part)
 	}
-	y.copies = gather(copies, y.buf)
 	return y
-}
-
-// gather copies the bytes of copies into buf, and joins copies that are adjacent in device memory.
-func gather(copies []gpubackend.Copy, buf []byte) (joined []gpubackend.Copy) {
-	at := 0
-	for _, c := range copies {
-		n := copy(buf[at:], c.Host)
-		if k := len(joined) - 1; k >= 0 && joined[k].Mem == c.Mem && joined[k].Off+int64(len(joined[k].Host)) == c.Off {
-			joined[k].Host = joined[k].Host[:len(joined[k].Host)+n]
-		} else {
-			joined = append(joined, gpubackend.Copy{Mem: c.Mem, Off: c.Off, Host: buf[at : at+n]})
-		}
-		at += n
-	}
-	return joined
 }
 
 // hand gives p a share that another Fill has read. It does not wait for the device.
@@ -203,7 +210,7 @@ func (p *Fill) hand(y *Piece) {
 	p.mu.Lock()
 	p.ready, p.waiting = append(p.ready, y), p.waiting+y.bytes
 	p.mu.Unlock()
-	p.inbox.came(y.bytes)
+	p.inbox.came(y.memory)
 }
 
 // withdraw says that the other Fills do not get their shares of a piece.

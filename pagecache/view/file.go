@@ -15,6 +15,16 @@ type Run struct {
 	Off, View, Len int64
 }
 
+// Rows is Count runs of equal length, each Stride bytes after the start of the one before. In the view they follow each
+// other. Run is the first of them.
+type Rows struct {
+	Run
+	Stride, Count int64
+}
+
+// Span returns the file's bytes from the start of the first run to the end of the last.
+func (r *Rows) Span() page.Bytes { return page.Span(r.Off, (r.Count-1)*r.Stride+r.Len) }
+
 // File describes the part of a view that comes from one file. It is immutable.
 type File struct {
 	l      *Layout
@@ -91,15 +101,53 @@ func (f *File) overlapping(b page.Bytes) iter.Seq[int32] {
 // ascending, in the file and in the view. Runs of different segments may overlap in the file.
 func (f *File) Runs(b page.Bytes) iter.Seq[Run] {
 	return func(yield func(Run) bool) {
-		for i := range f.overlapping(b) {
-			s, start := &f.l.segments[i], f.l.starts[i]
-			first, end := s.rows(b)
-			for k := first; k < end; k++ {
-				off := s.Offset + k*s.stride()
-				part := page.Bytes{Off: off, End: off + s.Length}.Intersect(b)
-				if !yield(Run{part.Off, start + k*s.Length + part.Off - off, part.Len()}) {
+		for r := range f.Rows(b) {
+			for k := range r.Count {
+				if !yield(Run{r.Off + k*r.Stride, r.View + k*r.Len, r.Len}) {
 					return
 				}
+			}
+		}
+	}
+}
+
+// Rows is Runs, but yields whole rows of a segment together: at most three Rows for each segment. Rows that follow each
+// other without gaps are a single run.
+func (f *File) Rows(b page.Bytes) iter.Seq[Rows] {
+	return func(yield func(Rows) bool) {
+		for i := range f.overlapping(b) {
+			s, start := &f.l.segments[i], f.l.starts[i]
+			part := func(k, length int64) bool {
+				row := page.Span(s.Offset+k*s.stride(), length)
+				in := row.Intersect(b)
+				return yield(Rows{Run{in.Off, start + k*s.Length + in.Off - row.Off, in.Len()}, in.Len(), 1})
+			}
+			first, end := s.rows(b)
+			switch {
+			case first >= end:
+				continue
+			case s.stride() == s.Length:
+				if !part(0, s.bytes()) {
+					return
+				}
+				continue
+			}
+			if s.Offset+first*s.stride() < b.Off {
+				if !part(first, s.Length) {
+					return
+				}
+				first++
+			}
+			whole := end
+			if s.Offset+(end-1)*s.stride()+s.Length > b.End {
+				whole--
+			}
+			if n := whole - first; n > 0 && !yield(Rows{Run{s.Offset + first*s.stride(), start + first*s.Length,
+				s.Length}, s.stride(), n}) {
+				return
+			}
+			if first <= whole && whole < end && !part(whole, s.Length) {
+				return
 			}
 		}
 	}

@@ -139,7 +139,38 @@ func checkRuns(t *testing.T, rng *rand.Rand, l *Layout, file []int, at []int64, 
 	}
 	slices.Sort(got)
 	require.Equal(t, want, got, "bytes %v of file %d", b, i)
+	checkRows(t, l.File(i), b)
 	require.Equal(t, len(want) > 0, l.File(i).Has(b))
+}
+
+// checkRows checks that Rows yields the same runs as a walk over all rows of all segments, in few groups.
+func checkRows(t *testing.T, f *File, b page.Bytes) {
+	places := make(map[Run]int) // runs of one byte
+	for _, i := range f.order {
+		s := f.l.segments[i]
+		for k := range s.Count {
+			row := page.Span(s.Offset+k*s.Stride, s.Length)
+			for at := max(row.Off, b.Off); at < min(row.End, b.End); at++ {
+				places[Run{at, f.l.starts[i] + k*s.Length + at - row.Off, 1}]++
+			}
+		}
+	}
+	groups := 0
+	for r := range f.Rows(b) {
+		groups++
+		require.Positive(t, r.Count)
+		require.Equal(t, r.Span(), r.Span().Intersect(b))
+		for k := range r.Count {
+			for at := range r.Len {
+				x := Run{r.Off + k*r.Stride + at, r.View + k*r.Len + at, 1}
+				if places[x]--; places[x] == 0 {
+					delete(places, x)
+				}
+			}
+		}
+	}
+	require.Empty(t, places)
+	require.LessOrEqual(t, groups, 3*len(f.order))
 }
 
 // checkSources checks that the sources of some bytes of the view include all of them, and no more than their rows.
