@@ -13,8 +13,15 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/residency"
 )
 
-// viewPages is the most pages of one transfer to a view, 4 GiB.
-const viewPages = 1 << 20
+const (
+	// viewPages is the most pages of one transfer to a view, 4 GiB. viewRuns is the most runs of pages; a list of them
+	// takes 8 MiB. At the end of a transfer a view waits for its device. Other views that read meanwhile do not read
+	// for it, so it reads the same pages again. So the rows of a large file should be one transfer.
+	viewPages = 1 << 20
+	viewRuns  = 1 << 19
+	// heldRuns is the most runs if some may be copied under one hold of File.mu.
+	heldRuns = holdPeer / 16
+)
 
 // name returns the name of the first file, for messages.
 func (v *View) name() string { return v.parts[0].f.Name() }
@@ -141,12 +148,12 @@ func (p *viewPart) begin(ctx context.Context, rg page.Range) (t *viewFill, next 
 	if err != nil {
 		return nil, rg.Start, err
 	}
-	most := int64(viewPages)
+	most, runs := int64(viewPages), int64(viewRuns)
 	if len(f.holdings) > 0 {
-		most = holdPeer // these may be copied under this hold
+		most, runs = holdPeer, heldRuns // these may be copied under this hold
 	}
 	f.viewTurn++
-	taken, next := p.state.Take(page.Range{Start: rg.Start, End: next}, most, f.viewTurn)
+	taken, next := p.state.Take(page.Range{Start: rg.Start, End: next}, most, runs, f.viewTurn)
 	if len(taken) == 0 {
 		return nil, next, nil
 	}

@@ -120,6 +120,19 @@ func TestShardsReadTheFileOnce(t *testing.T) {
 	}
 }
 
+// TestShardsOfALargeFileAreOneTransfer: a view of rows takes the pages of a large file at once. Between two transfers
+// the ranks would not read for each other.
+func TestShardsOfALargeFileAreOneTransfer(t *testing.T) {
+	const size = 4 << 30
+	for r := range ranks {
+		l, err := view.New(1, []view.Segment{shardOf(r, size)}, 256)
+		require.NoError(t, err)
+		all := page.Range{End: page.Count(size)}
+		_, next := view.NewState(l.File(0)).Take(all, viewPages, viewRuns, 1)
+		require.Equal(t, all.End, next)
+	}
+}
+
 // TestViewThatJoinsLate: a late view gets the pages that the others still have to read, and reads those that they had
 // begun.
 func TestViewThatJoinsLate(t *testing.T) {
