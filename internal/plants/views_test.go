@@ -59,6 +59,30 @@ var viewsPlants = []plant{
 		},
 	},
 	{
+		name: "view: a buffer that others use is given back with its first user",
+		file: "pagecache/mover/share.go",
+		old:  "if l.users.Add(-1) == 0 {",
+		new:  "if l.users.Add(-1) >= 0 {",
+		nets: []net{{pkg: "pagecache/mover", run: "TestSharesUseOneBuffer|TestSharesBesideADeviceThatHangs"}},
+	},
+	{
+		name: "view: bytes are moved in a buffer that others use",
+		file: "pagecache/mover/join.go",
+		old:  "	if !x.lent {\n",
+		new:  "	if x.buf != nil {\n",
+		nets: []net{{pkg: "pagecache/mover", run: "TestPackLeavesALentBuffer"}},
+	},
+	{
+		name: "view: the rows after a part of a row are one row off",
+		file: "gpubackend/copy.go",
+		old:  "c.Off, n, at = c.Off+first, n-first, at+c.Stride",
+		new:  "c.Off, n, at = c.Off+first, n-first, at",
+		nets: []net{
+			{pkg: "gpubackend", run: "TestCopyOfRows"},
+			{pkg: "pagecache/mover", run: "TestCut"},
+		},
+	},
+	{
 		name: "view: a view that joins late misses pages that nobody read for it",
 		file: "pagecache/viewfill.go",
 		old:  "rest = p.state.Coming()",

@@ -44,11 +44,13 @@
 //	  └─ctx ends, Until, Lacks    └─home fails       └─the device fails
 //	     not begun                   not begun          anything may be in its pages
 //
-// A Target says where in the device's memory the bytes of a piece go. Bytes that are adjacent there are first joined on
-// the host, because every copy costs the device the same, however small.
+// A Target says where in the device's memory the bytes of a piece go. Rows at equal distances are one copy, straight
+// from the buffer. If there are many copies, those that are adjacent on the device are first joined on the host,
+// because every copy costs the device the same, however small.
 //
 // Pieces are taken in order. After an error no more are taken, and workers finish those that they have. When Run
-// returns, no worker has a piece and no buffer belongs to the Fill. Only Reads may still be in progress.
+// returns, no worker has a piece and the Fill uses no buffer. Only Reads may still be in progress, and other Fills may
+// still send shares.
 //
 // Fills of one file share what they read if their Targets are Sharers. They claim pieces before they read them, a few
 // at a time. What was read is handed to each Fill that wants it, which sends it along with its own pieces. Pieces then
@@ -57,6 +59,13 @@
 //	waits ──claimed──▶ read ──▶ handed to others, ready ──▶ sent ──▶ arrived
 //	  │         └─home fails, Run ends──▶ others are told, and read it themselves
 //	  └─another Fill has claimed all of it: nothing is left to do
+//
+// The pieces that are handed out use the buffer that the Fill read into:
+//
+//	read ──handed out──▶ lent: nobody changes its bytes ──the last piece was sent, or gathered elsewhere──▶ given back
+//
+// It belongs to all these pieces, so it may outlive the Run and the Device that it came from. Every device copies from
+// it. The memory that waits for a Fill is limited (mostInbox).
 //
 // No Fill waits for another Fill's device. It waits for reads that others have begun for it, as for its own reads.
 //

@@ -65,8 +65,8 @@ func (s *State) Mark(rg page.Range) {
 }
 
 // Take returns the stale pages of rg that have bytes of the view, ascending, for the caller to bring. They are coming
-// from now on. It stops after the section with which it has most pages or most runs of them; next is the page up to which
-// it came. turn grows from call to call, across all views of the file. No page may be coming yet.
+// from now on. It stops after the section with which it has most pages, or so many runs of them; next is the page up to
+// which it came. turn grows from call to call, across all views of the file. No page may be coming yet.
 func (s *State) Take(rg page.Range, most, runs int64, turn uint64) (taken []page.Range, next page.Index) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
