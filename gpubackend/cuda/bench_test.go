@@ -172,6 +172,16 @@ func BenchmarkCalls(b *testing.B) {
 		}
 		return all
 	}
+	// rows are a quarter of each row of four ranks, in 31 pieces of 2 MiB of which the last row is left out.
+	rows := func(host []byte, row int) (all []gpubackend.Copy) {
+		const piece = 2 << 20
+		count := piece/4/row - max(1, 1024/row)
+		for i := range 31 {
+			all = append(all, gpubackend.Copy{Mem: m, Off: int64(i) * piece / 4,
+				Host: host[i*piece+140:][:(count-1)*4*row+row], Row: int64(row), Stride: int64(4 * row)})
+		}
+		return all
+	}
 	in := func(p []gpubackend.Copy) func() error { return func() error { return d.CopyIn(b.Context(), p) } }
 	out := func(p []gpubackend.Copy) func() error { return func() error { return d.CopyOut(b.Context(), p) } }
 	var patches []gpubackend.Patch
@@ -206,6 +216,12 @@ func BenchmarkCalls(b *testing.B) {
 		{"CopyOut/locked-1024x64KiB", 64 << 20, out(pieces(locked, 64<<10, 1024))},
 		{"CopyIn/locked-4096x4KiB", 16 << 20, in(pieces(locked, 4<<10, 4096))},
 		{"CopyOut/locked-4096x4KiB", 16 << 20, out(pieces(locked, 4<<10, 4096))},
+		{"CopyIn/locked-rows-256B", 31 * 511 << 10, in(rows(locked, 256))},
+		{"CopyIn/locked-rows-512B", 31 * 511 << 10, in(rows(locked, 512))},
+		{"CopyIn/locked-rows-1KiB", 31 * 511 << 10, in(rows(locked, 1<<10))},
+		{"CopyIn/locked-rows-4KiB", 31 * 508 << 10, in(rows(locked, 4<<10))},
+		{"CopyIn/locked-rows-16KiB", 31 * 496 << 10, in(rows(locked, 16<<10))},
+		{"CopyOut/locked-rows-4KiB", 31 * 508 << 10, out(rows(locked, 4<<10))},
 		{"CopyIn/locked-4KiB", 4096, in(pieces(locked, 4<<10, 1))},
 		{"CopyOut/locked-4KiB", 4096, out(pieces(locked, 4<<10, 1))},
 		{"CopyIn/any-256MiB", 256 << 20, in(pieces(pageable, 256<<20, 1))},
