@@ -129,6 +129,29 @@ func TestViewOfShortRows(t *testing.T) {
 	m.view(ViewRequest{Segments: segments[:1]}, src).check()
 }
 
+// TestViewOfLongRows: the rows of a piece are one copy, beside parts of rows at its ends. Where an extent of the view
+// ends, it is split.
+func TestViewOfLongRows(t *testing.T) {
+	m := newMachine(t, 1)
+	const size, piece = 24 << 20, page.Index(512)
+	src := m.noisyFile(size)
+	v := m.view(ViewRequest{Segments: []view.Segment{{Offset: 140, Length: 1500, Stride: 4000, Count: 5000},
+		{Offset: 5, Length: leastRow, Stride: leastRow + 1, Count: 9000}}}, src)
+	v.check()
+	fill := &viewFill{p: v.v.parts[0], extents: v.v.extents}
+	require.Greater(t, len(v.v.extents), 3)
+	most := 0
+	for at := page.Index(0); at < page.Count(size); at += piece {
+		pages := page.Range{Start: at, End: at + piece}
+		copies := fill.AppendCopies(nil, pages, src.home.bytes(int(pages.Offset()), int(pages.Bytes())))
+		most = max(most, len(copies))
+		for i := range copies {
+			require.NoError(t, copies[i].Check())
+		}
+	}
+	require.LessOrEqual(t, most, 2*(3+2), "two segments, each with two parts of rows and a split row")
+}
+
 // TestViewWhoseClientEndsWhileOthersFollowIt: the others bring the rest themselves.
 func TestViewWhoseClientEndsWhileOthersFollowIt(t *testing.T) {
 	m := newMachine(t, 3)
