@@ -129,6 +129,18 @@ func TestViewOfShortRows(t *testing.T) {
 	m.view(ViewRequest{Segments: segments[:1]}, src).check()
 }
 
+// TestViewOfShortRowsBesideASegment: a segment that is copied from where it was read, at the end of a page, follows
+// short rows that were gathered elsewhere, with room behind them.
+func TestViewOfShortRowsBesideASegment(t *testing.T) {
+	segments := []view.Segment{{Offset: 100, Length: 128, Stride: 140, Count: 12},
+		{Offset: page.Size - leastRow, Length: leastRow, Count: 1}}
+	for i := range int64(10) { // so many copies are joined if they can be
+		segments = append(segments, view.Segment{Offset: 1770 + 20*i, Length: 8, Count: 1})
+	}
+	m := newMachine(t, 1)
+	m.view(ViewRequest{Segments: segments}, m.noisyFile(page.Size)).check()
+}
+
 // TestViewOfLongRows: the rows of a piece are one copy, beside parts of rows at its ends. Where an extent of the view
 // ends, it is split.
 func TestViewOfLongRows(t *testing.T) {

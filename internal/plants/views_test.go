@@ -73,6 +73,16 @@ var viewsPlants = []plant{
 		nets: []net{{pkg: "pagecache/mover", run: "TestPackLeavesALentBuffer"}},
 	},
 	{
+		name: "view: rows that were gathered are taken for bytes of the buffer",
+		file: "pagecache/mover/join.go",
+		old:  " || &buf[:cap(buf)][at] != &c.Host[0]",
+		new:  "",
+		nets: []net{
+			{pkg: "pagecache/mover", run: "TestJoin"},
+			{pkg: "pagecache", run: "TestViewOfShortRowsBesideASegment"},
+		},
+	},
+	{
 		name: "view: the rows after a part of a row are one row off",
 		file: "gpubackend/copy.go",
 		old:  "c.Off, n, at = c.Off+first, n-first, at+c.Stride",
