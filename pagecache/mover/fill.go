@@ -41,13 +41,18 @@ const (
 	aheadPieces = 16
 )
 
-// Readers is the number of goroutines that read from home. It leaves some cores to copies and to programs.
-func Readers() int { return min(max(2, runtime.GOMAXPROCS(0)*3/4), MaxReaders) }
+// Readers is the number of goroutines that read from home for one link.
+func Readers() int { return min(max(2, readingCores()), MaxReaders) }
+
+// readingCores is how many cores may read from home. It leaves some to copies and to programs.
+func readingCores() int { return runtime.GOMAXPROCS(0) * 3 / 4 }
 
 // share is how many goroutines read for one of several Fills of a device. More of them in all would take turns on the
-// cores, and what they read would leave a core's cache before the device copies it.
+// cores, and what they read would leave a core's cache before the device copies it. Each relay's link wants as many as
+// the own link, and one more that waits for it.
 func (p *Fill) share() int {
-	return min(max(2, 2*Readers()/p.Device.sharers()), Readers()) + p.beside
+	own := min(max(2, 2*Readers()/p.Device.sharers()), Readers())
+	return max(own, min(own*(1+p.beside), readingCores())) + p.beside
 }
 
 // sharers is how many Fills bring bytes to the device, at least one.
@@ -96,8 +101,8 @@ type Fill struct {
 	warmth []atomic.Int32
 	// hold keeps home open for reads that outlast Run.
 	hold *hold
-	// workers is about how many goroutines read; beside is how many there are for the Relays. Calls have at least
-	// leastCall bytes while there is more to read. Immutable once run began.
+	// workers is about how many goroutines read; beside is the number of Relays. Calls have at least leastCall bytes
+	// while there is more to read. Immutable once run began.
 	workers   int
 	beside    int
 	leastCall int64
@@ -183,6 +188,7 @@ func (p *Fill) alone() {
 // progress. The caller works, too, because waking goroutines takes time. Goroutines that wake up too late find nothing
 // to do, and run does not wait for them.
 func (p *Fill) run(called *Crew) {
+	p.beside = len(p.Relays)
 	n := min(p.share(), len(p.Pieces))
 	largest, total := int64(0), int64(0)
 	for i := range p.Pieces {
@@ -195,10 +201,9 @@ func (p *Fill) run(called *Crew) {
 	if called == nil {
 		called = CallCrew()
 	}
-	p.beside = len(p.Relays) // a goroutine that sends through a relay waits for it, and reads nothing meanwhile
-	p.readers = n + p.beside
-	called.begin(p, n-1)
-	for range p.beside {
+	p.readers = n
+	called.begin(p, min(n, Readers())-1)
+	for range n - min(n, Readers()) {
 		go p.work(false)
 	}
 	p.work(true)
