@@ -47,11 +47,12 @@ func Readers() int { return min(max(2, readingCores()), MaxReaders) }
 // readingCores is how many cores may read from home. It leaves some to copies and to programs.
 func readingCores() int { return runtime.GOMAXPROCS(0) * 3 / 4 }
 
-// share is how many goroutines read for one of several Fills of a device. More of them in all would take turns on the
-// cores, and what they read would leave a core's cache before the device copies it. Each relay's link wants as many as
-// the own link, and one more that waits for it.
+// share is how many goroutines work for one of several Fills of a device: some send, and the others read. If more in all
+// read, they take turns on the cores, and what they read leaves a core's cache before the device copies it. Each
+// relay's link wants as many as the own link, and one more that waits for it.
 func (p *Fill) share() int {
-	own := min(max(2, 2*Readers()/p.Device.sharers()), Readers())
+	n := p.Device.sharers()
+	own := min((Readers()-senders+n-1)/n+senders, Readers())
 	return max(own, min(own*(1+p.beside), readingCores())) + p.beside
 }
 

@@ -152,7 +152,6 @@ func (d *Source) readParts(p []byte, off int64, through bool, w *Ways) error {
 	case err != nil:
 		d.refused(err)
 	case cached == 0 && through:
-		d.Direct.WillNeed(off, n)   // all of it at once
 		defer d.Direct.Drop(off, n) // so that the page cache does not keep what it did not have
 	case cached == 0:
 		got, err := d.Direct.ReadDirect(p, off)
