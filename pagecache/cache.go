@@ -110,6 +110,8 @@ type Cache struct {
 	noDirectReasons []string
 
 	leastPeer int64 // immutable; tests lower it
+	// leastParallel is the constant of that name. Immutable; tests lower it.
+	leastParallel int64
 	// leastFlight is the number of pages that a read must fetch from devices before they fly. landPause is the constant
 	// of that name unless a test changes it. Both are immutable.
 	leastFlight int64
@@ -195,13 +197,14 @@ func New(o Options) (*Cache, error) {
 		return nil, err
 	}
 	c := &Cache{
-		log:         o.Log,
-		interval:    o.WriteBackInterval,
-		leastPeer:   leastPeer,
-		gather:      gatherTime,
-		leastFlight: leastFlightFor(o.DeviceReads),
-		landPause:   landPause,
-		writeBack:   o.WriteBack,
+		log:           o.Log,
+		interval:      o.WriteBackInterval,
+		leastPeer:     leastPeer,
+		leastParallel: leastParallel,
+		gather:        gatherTime,
+		leastFlight:   leastFlightFor(o.DeviceReads),
+		landPause:     landPause,
+		writeBack:     o.WriteBack,
 
 		stuckAfter: cmp.Or(o.stuckAfter, defaultStuckAfter),
 

@@ -249,16 +249,25 @@ func (f *File) keepCollectedLocked(keep []lrc.PageBase, ranges []page.Range, par
 	}
 }
 
-// homeWrite is the size in bytes beyond which larger writes to home gain nothing. Home is looked at again after as many.
-const homeWrite = 1 << 20
+const (
+	// homeWrite is the size in bytes beyond which larger writes to home gain nothing. Home is looked at again after as
+	// many.
+	homeWrite = 1 << 20
+	// Adjacent runs of leastParallel bytes or more are written by several cores at once, at most mostParallel at a
+	// time. That takes hardly longer than a write of homeWrite by one core.
+	leastParallel = 4 << 20
+	mostParallel  = 8 << 20
+	// lookAgain is how long after a look at home the last write begins that relies on it.
+	lookAgain = 100 * time.Microsecond
+)
 
-// lookAgain is how long after a look at home the last write begins that relies on it.
-const lookAgain = 100 * time.Microsecond
-
-// writeHomeLocked writes the pages of ranges home, up to end of file, and returns how many ranges were written. Bytes
-// that others append directly in SOURCE lie past the end that devices know. Devices have zeros there, so these are not
-// written. With careful set, home has been looked at; it looks again before writes, and fails with changedBeside.
-func (f *File) writeHomeLocked(ranges []page.Range, bufs [][]byte, careful bool) (written int, err error) {
+// writeHomeLocked writes the pages of ranges home, up to end of file, and returns how many ranges were written. It may
+// stop after limit bytes. Bytes that others append directly in SOURCE lie past the end that devices know. Devices have
+// zeros there, so these are not written. With careful set, home has been looked at; it looks again before writes, and
+// fails with changedBeside.
+func (f *File) writeHomeLocked(
+	ranges []page.Range, bufs [][]byte, careful bool, limit int64,
+) (written int, err error) {
 	noticed := f.changes
 	if !careful {
 		if noticed, err = f.home.Look(); err != nil {
@@ -270,18 +279,17 @@ func (f *File) writeHomeLocked(ranges []page.Range, bufs [][]byte, careful bool)
 		return 0, err
 	}
 	f.beginWritingLocked(sig, noticed)
-	for written < len(ranges) && err == nil {
+	for written < len(ranges) && err == nil && limit > 0 {
 		n := 0
 		n, err = f.writeSomeLocked(ranges[written:], bufs[written:], min(sig.Size, f.size), careful)
+		limit -= page.Index(pagesOf(ranges[written : written+n])).Offset()
 		written += n
 	}
 	f.endWritingLocked()
 	return written, err
 }
 
-// writeSomeLocked is writeHomeLocked for as many of ranges as one look is for, and bytes below size. Runs that adjoin in
-// the file and in memory are written together. Several cores would not make it faster: filesystems write a file under
-// one lock.
+// writeSomeLocked is writeHomeLocked for as many of ranges as one look is for, and bytes below size.
 func (f *File) writeSomeLocked(ranges []page.Range, bufs [][]byte, size int64, careful bool) (written int, err error) {
 	changes, end, err := f.home.BeginWrites()
 	if err != nil {
@@ -293,28 +301,60 @@ func (f *File) writeSomeLocked(ranges []page.Range, bufs [][]byte, size int64, c
 			return 0, err
 		}
 	}
-	bytes := 0
+	if written = f.writeParallelLocked(ranges, bufs, size); written > 0 {
+		return written, nil
+	}
+	bytes := int64(0)
 	for began := time.Now(); written < len(ranges); {
-		rg, buf, runs := ranges[written], bufs[written], 1
-		for _, next := range ranges[written+1:] {
-			more := bufs[written+runs]
-			if next.Start != rg.End || bytes+len(buf) >= homeWrite || cap(buf) == len(buf) ||
-				&buf[:len(buf)+1][len(buf)] != &more[0] {
-				break
-			}
-			rg.End, buf, runs = next.End, buf[:len(buf)+len(more)], runs+1
+		runs, n, err := f.writeNextLocked(ranges[written:], bufs[written:], size, homeWrite-bytes)
+		if err != nil {
+			return written, err
 		}
-		if n := min(rg.Bytes(), size-rg.Offset()); n > 0 {
-			if _, err := f.home.WriteAt(buf[:n], rg.Offset()); err != nil {
-				return written, err
-			}
-		}
-		written += runs
-		if bytes += len(buf); bytes >= homeWrite || time.Since(began) >= lookAgain {
+		written, bytes = written+runs, bytes+n
+		if bytes >= homeWrite || time.Since(began) >= lookAgain {
 			break
 		}
 	}
 	return written, nil
+}
+
+// writeNextLocked writes the first of ranges, up to size. Runs that adjoin it in the file and in memory are written
+// with it, until there are most bytes. It returns the number of runs and of their bytes.
+func (f *File) writeNextLocked(ranges []page.Range, bufs [][]byte, size, most int64) (runs int, n int64, err error) {
+	rg, buf, runs := ranges[0], bufs[0], 1
+	for _, next := range ranges[1:] {
+		more := bufs[runs]
+		if next.Start != rg.End || int64(len(buf)) >= most || cap(buf) == len(buf) ||
+			&buf[:len(buf)+1][len(buf)] != &more[0] {
+			break
+		}
+		rg.End, buf, runs = next.End, buf[:len(buf)+len(more)], runs+1
+	}
+	if n := min(rg.Bytes(), size-rg.Offset()); n > 0 {
+		_, err = f.home.WriteAt(buf[:n], rg.Offset())
+	}
+	return runs, rg.Bytes(), err
+}
+
+// writeParallelLocked writes the first of ranges and those that adjoin it in the file by several cores, if they are
+// large enough and end before size. It returns the number of runs; 0 means that they have to be written in another way.
+func (f *File) writeParallelLocked(ranges []page.Range, bufs [][]byte, size int64) (runs int) {
+	home, ok := f.home.(ParallelWriter)
+	if !ok {
+		return 0
+	}
+	n := int64(0)
+	for ; runs < len(ranges) && n < mostParallel && ranges[runs].End.Offset() <= size; runs++ {
+		if runs > 0 && ranges[runs].Start != ranges[runs-1].End {
+			break
+		}
+		n += ranges[runs].Bytes()
+	}
+	if n < f.c.leastParallel || !home.WriteParallel(bufs[:runs], ranges[0].Offset()) {
+		return 0
+	}
+	f.count(func(c *Counters) { c.ParallelPages.Add(n >> page.Shift) })
+	return runs
 }
 
 // collectAll brings everything released of the file home, except draining pages. It works in parts, and calls arrived,
@@ -330,7 +370,7 @@ func (f *File) collectAll(ctx context.Context, arrived func(part page.Range)) er
 		}
 	}()
 	for f.flights.any() {
-		if err := f.landSomeLocked(holdCollect); err != nil {
+		if err := f.landSomeLocked(); err != nil {
 			return err
 		}
 		f.mu.Unlock() // let requests get the lock

@@ -19,9 +19,11 @@ type Counters struct {
 	CollectingReads, CollectingReadPages atomic.Int64
 	// FlightPages counts pages that CPU reads could get before home had them. FlightReads counts the reads that got
 	// some.
-	FlightPages, FlightReads, FlightReadBytes             atomic.Int64
-	PeerCopies, PeerCopyPages                             atomic.Int64
-	Collects, CollectedPages, MergedPages                 atomic.Int64
+	FlightPages, FlightReads, FlightReadBytes atomic.Int64
+	PeerCopies, PeerCopyPages                 atomic.Int64
+	Collects, CollectedPages, MergedPages     atomic.Int64
+	// ParallelPages counts pages that several cores wrote home together.
+	ParallelPages                                         atomic.Int64
 	OverlappingBytes, Invalidations, Evictions, LostPages atomic.Int64
 	HomeReplacements, BaselessPages, PastEndPages         atomic.Int64
 	WriteBackFailures                                     atomic.Int64

@@ -129,6 +129,20 @@ func (h *memoryHome) WriteAt(p []byte, off int64) (int, error) {
 	return copy(h.data[off:], p), nil
 }
 
+// WriteParallel writes every other time, and otherwise stops in the middle.
+func (h *memoryHome) WriteParallel(runs [][]byte, off int64) bool {
+	h.mu.Lock()
+	stops := h.writes%2 == 1
+	h.mu.Unlock()
+	for i, run := range runs {
+		if _, err := h.WriteAt(run, off); err != nil || stops && i > 0 {
+			return false
+		}
+		off += int64(len(run))
+	}
+	return true
+}
+
 func (h *memoryHome) truncate(size int64) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

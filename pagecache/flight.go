@@ -41,8 +41,6 @@ const (
 	flightShare = 4
 	mostFlights = 2 * holdCollect
 	landPause   = 20 * time.Millisecond
-	// landPages is the number of pages that the background brings home under one hold of File.mu: 1 MiB.
-	landPages = homeWrite >> page.Shift
 )
 
 // leastFlightFor returns leastFlight as DeviceReads modifies it.
@@ -136,25 +134,35 @@ func (s *flights) in(rg page.Range, most int64) (list []flown) {
 	return list
 }
 
-// oldest returns the first runs of the oldest flight: up to most pages, but at least one run. File.mu is held.
+// oldest returns runs of the oldest flights, ascending: up to most pages, but at least one run. File.mu is held.
 func (s *flights) oldest(most int64) (list []flown) {
-	if !s.any() {
-		return nil
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	first := 0
-	for i, x := range s.runs {
-		if x.of.born < s.runs[first].of.born {
-			first = i
+	for last := int64(math.MinInt64); ; {
+		first := -1
+		for i, x := range s.runs {
+			if x.of.born > last && (first < 0 || x.of.born < s.runs[first].of.born) {
+				first = i
+			}
 		}
-	}
-	for _, x := range s.runs[first:] {
-		if most -= x.pages.Len(); x.of != s.runs[first].of || most < 0 && len(list) > 0 {
+		if first < 0 {
 			break
 		}
-		list = append(list, x)
+		last = s.runs[first].of.born
+		for _, x := range s.runs[first:] {
+			if x.of.born != last {
+				continue
+			}
+			if most -= x.pages.Len(); most < 0 && len(list) > 0 {
+				break
+			}
+			list = append(list, x)
+		}
+		if most <= 0 {
+			break
+		}
 	}
+	slices.SortFunc(list, func(a, b flown) int { return int(a.pages.Start - b.pages.Start) })
 	return list
 }
 
@@ -374,19 +382,21 @@ func (f *File) showLocked(rg page.Range) {
 // landLocked brings home all flights of rg.
 func (f *File) landLocked(rg page.Range) error {
 	for f.flights.overlap(rg) {
-		if err := f.landRunsLocked(f.flights.in(rg, collectPortion)); err != nil {
+		if err := f.landRunsLocked(f.flights.in(rg, collectPortion), math.MaxInt64); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// landSomeLocked brings home up to most pages of the oldest flight, but at least one run. Programs have probably read
-// most of the oldest flight, wherever it is in the file.
-func (f *File) landSomeLocked(most int64) error { return f.landRunsLocked(f.flights.oldest(most)) }
+// landSomeLocked brings home what the oldest flights have, wherever it is in the file: programs have probably read most
+// of it. That is as much as home takes in a fraction of a millisecond, but at least one run.
+func (f *File) landSomeLocked() error {
+	return f.landRunsLocked(f.flights.oldest(mostParallel>>page.Shift), homeWrite)
+}
 
-// landRunsLocked writes runs home.
-func (f *File) landRunsLocked(list []flown) error {
+// landRunsLocked writes runs home. It may stop after limit bytes.
+func (f *File) landRunsLocked(list []flown, limit int64) error {
 	if len(list) == 0 {
 		return nil
 	}
@@ -394,7 +404,7 @@ func (f *File) landRunsLocked(list []flown) error {
 	for i, x := range list {
 		ranges[i], bufs[i] = x.pages, x.bytes
 	}
-	written, err := f.writeHomeLocked(ranges, bufs, false)
+	written, err := f.writeHomeLocked(ranges, bufs, false, limit)
 	for _, rg := range joined(ranges[:written]) {
 		f.flights.remove(rg)
 	}
@@ -439,7 +449,7 @@ func (f *File) landDuringLocked(do func()) {
 			return
 		default:
 		}
-		if !f.flights.any() || !f.c.manyFly() || f.landSomeLocked(landPages) != nil {
+		if !f.flights.any() || !f.c.manyFly() || f.landSomeLocked() != nil {
 			<-done
 			return
 		}
@@ -471,7 +481,7 @@ func (f *File) landNext(all bool) bool {
 		f.landLaterLocked()
 		return more
 	}
-	return f.landSomeLocked(landPages) == nil // errors are recorded, and it is tried again
+	return f.landSomeLocked() == nil // errors are recorded, and it is tried again
 }
 
 // landLaterLocked brings flights home once reads pause.

@@ -78,6 +78,15 @@ type Guarded interface {
 	Rights() (Rights, error)
 }
 
+// ParallelWriter is a Home to which several cores can write at once.
+type ParallelWriter interface {
+	Home
+	// WriteParallel writes runs, one after the other from off on, and reports whether it did. They are whole pages
+	// inside the file. If it reports false, any part of them may be written, and WriteAt writes them or says why not.
+	// Like WriteAt, it is called between BeginWrites and end.
+	WriteParallel(runs [][]byte, off int64) bool
+}
+
 // WriteBacker is a Home that can start to make written bytes durable before Sync. Its methods may be called from any
 // goroutine.
 type WriteBacker interface {

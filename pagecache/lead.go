@@ -176,7 +176,7 @@ func (f *File) forgetLeadsLocked() {
 func (f *File) bringAheadLocked(ctx context.Context, rg page.Range) (brought page.Range) {
 	rg = f.aheadLocked(rg, true)
 	for f.flights.any() && !f.c.roomToFly(rg.Bytes()) {
-		if f.landSomeLocked(landPages) != nil {
+		if f.landSomeLocked() != nil {
 			return page.Range{}
 		}
 	}

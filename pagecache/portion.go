@@ -3,6 +3,7 @@ package pagecache
 import (
 	"bytes"
 	"context"
+	"math"
 	"syscall"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
@@ -193,7 +194,7 @@ func (f *File) overwriteLocked(c *portion, careful bool) (written int, err error
 			return 0, err
 		}
 	}
-	written, err = f.writeHomeLocked(c.ranges, c.merged, careful)
+	written, err = f.writeHomeLocked(c.ranges, c.merged, careful, math.MaxInt64)
 	for _, rg := range joined(c.ranges) {
 		f.spoilLocked(rg)
 	}

@@ -224,6 +224,7 @@ func (c *Counters) snapshot() map[string]int64 {
 		"collects":              c.Collects.Load(),
 		"collected_pages":       c.CollectedPages.Load(),
 		"merged_pages":          c.MergedPages.Load(),
+		"parallel_pages":        c.ParallelPages.Load(),
 		"overlapping_bytes":     c.OverlappingBytes.Load(),
 		"invalidations":         c.Invalidations.Load(),
 		"evictions":             c.Evictions.Load(),

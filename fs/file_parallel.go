@@ -1,0 +1,151 @@
+package fs
+
+import (
+	"errors"
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache"
+)
+
+// A filesystem carries out write calls of one file under one lock, so they take as long as one core needs to copy. A
+// page fault takes no such lock. So several cores store large amounts of bytes into a shared mapping of the file, which
+// exists only meanwhile. That needs all pages in the host's page cache: a fault of another page reads it from the disk
+// first, and on a full disk it fails where a write call says why.
+//
+// The kernel notes such stores as it notes write calls: the pages are dirty and the file's mtime moves, before fsync
+// returns and while the mapping exists.
+
+var _ pagecache.ParallelWriter = (*home)(nil)
+
+const (
+	// parallelChunk is what one core stores at a time, in bytes: the part of the address space that one page of the
+	// page table has. Cores whose faults are in the same part wait for each other.
+	parallelChunk = 2 << 20
+)
+
+// WriteParallel implements pagecache.ParallelWriter.
+func (h *home) WriteParallel(runs [][]byte, off int64) bool {
+	n := int64(0)
+	for _, run := range runs {
+		n += int64(len(run))
+	}
+	if runtime.GOMAXPROCS(0) < 2 || n < 2*parallelChunk || !h.mapsWell() {
+		return false
+	}
+	if cached, err := pagesCached(h.fd, off, n); err != nil || cached < n>>page.Shift {
+		return false
+	}
+	// A write call takes the set-user-ID bit and capabilities off the file, and wakes those who watch SOURCE. Stores
+	// into a mapping do not, so the first page gets a call.
+	if _, err := h.WriteAt(runs[0][:page.Size], off); err != nil {
+		return false
+	}
+	m, err := unix.Mmap(h.fd, off, int(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = unix.Munmap(m) }()
+	return h.storeAll(m, runs) == nil
+}
+
+// mapsWell reports whether the filesystem is one whose shared mappings behave like write calls.
+func (h *home) mapsWell() bool {
+	var in unix.Statfs_t
+	if unix.Fstatfs(h.fd, &in) != nil {
+		return false
+	}
+	switch in.Type {
+	case unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.TMPFS_MAGIC:
+		return true
+	}
+	return false
+}
+
+// stores is bytes for adjacent mapped memory.
+type stores struct{ to, from []byte }
+
+// chunksOf cuts the stores of runs into m at the boundaries of parts of the page table. The elements of one part are
+// adjacent in the list; parts has the index of each part's first element, and the length of the list.
+func chunksOf(m []byte, runs [][]byte) (list []stores, parts []int) {
+	part := uintptr(0)
+	for _, run := range runs {
+		for len(run) > 0 {
+			at := uintptr(unsafe.Pointer(unsafe.SliceData(m)))
+			n := min(parallelChunk-int(at%parallelChunk), len(run))
+			if p := at / parallelChunk; p != part {
+				part, parts = p, append(parts, len(list))
+			}
+			list = append(list, stores{m[:n:n], run[:n]})
+			m, run = m[n:], run[n:]
+		}
+	}
+	return list, append(parts, len(list))
+}
+
+// storeAll stores runs into m one after the other, with several goroutines.
+func (h *home) storeAll(m []byte, runs [][]byte) error {
+	list, parts := chunksOf(m, runs)
+	var next atomic.Int64
+	var failed atomic.Bool
+	work := func() {
+		err := h.fs.spend(h.storer(), func() error {
+			for i := next.Add(1); i < int64(len(parts)) && !failed.Load(); i = next.Add(1) {
+				for _, x := range list[parts[i-1]:parts[i]] {
+					if err := storeInto(x.to, x.from); err != nil {
+						return err
+					}
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			failed.Store(true)
+		}
+	}
+	var group sync.WaitGroup
+	for range min(runtime.GOMAXPROCS(0), len(parts)-1) - 1 {
+		group.Go(work)
+	}
+	work()
+	group.Wait()
+	if failed.Load() {
+		return unix.EFAULT
+	}
+	return nil
+}
+
+// storeInto copies from into to, which is mapped. It fails with EFAULT if the file has become shorter or has no room.
+func storeInto(to, from []byte) (err error) {
+	for { // the faults of all pages at once
+		if err = unix.Madvise(to, unix.MADV_POPULATE_WRITE); !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN) {
+			break
+		}
+	}
+	if err != nil {
+		return err
+	}
+	return storeGuarded(to, from)
+}
+
+// storeGuarded copies from into to. The kernel may have taken pages back since they were there, and then a fault fails
+// with EFAULT if the file was cut meanwhile.
+func storeGuarded(to, from []byte) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if r := recover(); r != nil {
+			if _, fault := r.(interface{ Addr() uintptr }); !fault {
+				panic(r)
+			}
+			err = unix.EFAULT
+		}
+	}()
+	copy(to, from)
+	return nil
+}

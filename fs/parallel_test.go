@@ -1,0 +1,153 @@
+package fs
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache"
+)
+
+// homeOf returns the home of a file on the mount.
+func (s *scene) homeOf(t *testing.T, n *notary, path string) pagecache.ParallelWriter {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = f.Close() })
+	require.NoError(t, ioctl(f, IoctlGrant, make([]byte, GrantSize)))
+	h, err := n.last().OpenHome(true)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = h.Close() })
+	return h.(pagecache.ParallelWriter)
+}
+
+// written calls WriteParallel as package pagecache does.
+func written(t *testing.T, h pagecache.ParallelWriter, runs [][]byte, off int64) bool {
+	t.Helper()
+	_, end, err := h.BeginWrites()
+	require.NoError(t, err)
+	defer end()
+	return h.WriteParallel(runs, off)
+}
+
+// runsOf cuts b into runs of whole pages.
+func runsOf(b []byte, rnd *rand.Rand) (runs [][]byte) {
+	for len(b) > 0 {
+		n := min(len(b), (1+rnd.IntN(300))*page.Size)
+		runs, b = append(runs, b[:n:n]), b[n:]
+	}
+	return runs
+}
+
+// TestWriteParallel: several cores write the same bytes as calls would, with what others notice of a write call.
+func TestWriteParallel(t *testing.T) {
+	requireRoot(t)
+	for _, kind := range []string{"tmpfs", "the tests' own"} {
+		t.Run(kind, func(t *testing.T) {
+			n := &notary{}
+			s := mount(t, func(o *Options) { o.Granter = n })
+			if kind == "tmpfs" {
+				mountTmpfs(t, filepath.Join(s.source, "d"), 0)
+			} else {
+				require.NoError(t, os.Mkdir(filepath.Join(s.source, "d"), 0o755))
+			}
+			const size, off = 9<<20 + 100, 3 * page.Size
+			below := filepath.Join(s.source, "d/f")
+			want := bytes.Repeat([]byte("before. "), size/8+1)[:size]
+			require.NoError(t, os.WriteFile(below, want, 0o755))
+			capable := []byte{1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+			require.NoError(t, unix.Setxattr(below, "security.capability", capable, 0))
+			h := s.homeOf(t, n, filepath.Join(s.mnt, "d/f"))
+			if !h.(*home).mapsWell() {
+				t.Skip("the tests' directory is on another filesystem")
+			}
+			before, err := h.Signature()
+			require.NoError(t, err)
+
+			rnd := rand.New(rand.NewPCG(1, 2))
+			data := want[off : 8<<20]
+			for i := range data {
+				data[i] = byte(rnd.Uint32())
+			}
+			require.True(t, written(t, h, runsOf(data, rnd), off))
+			got, err := os.ReadFile(below)
+			require.NoError(t, err)
+			require.True(t, bytes.Equal(want, got))
+			after, err := h.Signature()
+			require.NoError(t, err)
+			assert.True(t, after.Mtime.After(before.Mtime), "mtime")
+			changes, err := h.Look()
+			require.NoError(t, err)
+			assert.Zero(t, changes, "it was taken for a foreign change")
+			_, err = unix.Getxattr(below, "security.capability", nil)
+			assert.ErrorIs(t, err, unix.ENODATA)
+			require.NoError(t, h.Sync())
+
+			require.False(t, written(t, h, [][]byte{data[:page.Size]}, 0), "too little")
+			require.NoError(t, os.Truncate(below, 1<<20))
+			require.NoError(t, os.Truncate(below, size))
+			require.False(t, written(t, h, runsOf(data, rnd), off), "pages are missing")
+		})
+	}
+}
+
+// TestWriteParallelWhileTheFileIsCut: nothing worse happens than that the write says it was not done.
+func TestWriteParallelWhileTheFileIsCut(t *testing.T) {
+	requireRoot(t)
+	n := &notary{}
+	s := mount(t, func(o *Options) { o.Granter = n })
+	mountTmpfs(t, filepath.Join(s.source, "d"), 0)
+	const size = 8 << 20
+	below := filepath.Join(s.source, "d/f")
+	require.NoError(t, os.WriteFile(below, make([]byte, size), 0o644))
+	h := s.homeOf(t, n, filepath.Join(s.mnt, "d/f"))
+	data := bytes.Repeat([]byte("bytes"), size/5+1)[:size]
+	stop := make(chan struct{})
+	var cutting sync.WaitGroup
+	cutting.Go(func() {
+		for i := int64(0); ; i++ {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			_ = os.Truncate(below, i%8<<20)
+			_ = os.WriteFile(below, make([]byte, size), 0o644)
+		}
+	})
+	rnd := rand.New(rand.NewPCG(3, 4))
+	for range 200 {
+		written(t, h, runsOf(data, rnd), 0)
+	}
+	close(stop)
+	cutting.Wait()
+}
+
+// TestStoreInto: stores into a mapping whose file is shorter, or has no room, fail as calls do.
+func TestStoreInto(t *testing.T) {
+	requireRoot(t)
+	dir := filepath.Join(t.TempDir(), "d")
+	mountTmpfs(t, dir, 0) // of 64 MiB
+	f, err := os.Create(filepath.Join(dir, "f"))
+	require.NoError(t, err)
+	defer f.Close()
+	const size = 128 << 20
+	require.NoError(t, f.Truncate(size))
+	m, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, unix.Munmap(m)) }()
+	from := bytes.Repeat([]byte("x"), size)
+	assert.Error(t, storeInto(m, from), "no room")
+	require.NoError(t, f.Truncate(1<<20))
+	assert.NoError(t, storeInto(m[:1<<20], from[:1<<20]))
+	assert.Error(t, storeInto(m[:2<<20], from[:2<<20]), "past the end")
+	assert.ErrorIs(t, storeGuarded(m[:2<<20], from[:2<<20]), unix.EFAULT, "cut after the faults")
+}
