@@ -133,6 +133,19 @@ func (m *mount) status() (s mountStatus, err error) {
 	return s, json.Unmarshal(text, &s)
 }
 
+// fromHost returns how many bytes came from the host to all devices so far.
+func (m *mount) fromHost() (n int64, err error) {
+	status, err := m.status()
+	for _, d := range status.Devices {
+		for _, x := range d.Moved {
+			if x.Way == "in" {
+				n += x.Bytes
+			}
+		}
+	}
+	return n, err
+}
+
 // counted calls f and returns how much it added to the mount's counters.
 func (m *mount) counted(f func() error) (map[string]int64, error) {
 	before, err := m.status()
