@@ -90,6 +90,8 @@ func (d *disk) WriteAt(p []byte, off int64) (int, error) {
 	return d.memoryHome.WriteAt(p, off)
 }
 
+func (d *disk) WriteParallel(runs [][]byte, off int64) bool { return d.writeRuns(d.WriteAt, runs, off) }
+
 func (d *disk) truncate(size int64) error {
 	d.drop(page.Range{End: page.Count(max(size, int64(len(d.data))))})
 	d.mu.Lock()

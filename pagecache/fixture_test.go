@@ -130,12 +130,14 @@ func (h *memoryHome) WriteAt(p []byte, off int64) (int, error) {
 }
 
 // WriteParallel writes every other time, and otherwise stops in the middle.
-func (h *memoryHome) WriteParallel(runs [][]byte, off int64) bool {
+func (h *memoryHome) WriteParallel(runs [][]byte, off int64) bool { return h.writeRuns(h.WriteAt, runs, off) }
+
+func (h *memoryHome) writeRuns(write func(p []byte, off int64) (int, error), runs [][]byte, off int64) bool {
 	h.mu.Lock()
 	stops := h.writes%2 == 1
 	h.mu.Unlock()
 	for i, run := range runs {
-		if _, err := h.WriteAt(run, off); err != nil || stops && i > 0 {
+		if _, err := write(run, off); err != nil || stops && i > 0 {
 			return false
 		}
 		off += int64(len(run))
