@@ -67,7 +67,9 @@
 // It belongs to all these pieces, so it may outlive the Run and the Device that it came from. Every device copies from
 // it. The memory that waits for a Fill is limited (mostInbox).
 //
-// No Fill waits for another Fill's device. It waits for reads that others have begun for it, as for its own reads.
+// No Fill waits for another Fill's device if that is stuck. If it is only behind, readers wait for a part of their
+// time, so that what they read is not read again (paceLocked). A Fill waits for reads that others have begun for it, as
+// for its own reads.
 //
 // A large Fill has Relays besides its device's own link: other, idle devices. Bytes go over a relay's link into staging
 // memory there, and from there to the device. One sender has the relay from the copy into the staging memory until the

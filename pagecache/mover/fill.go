@@ -112,6 +112,9 @@ type Fill struct {
 	cold  atomic.Bool
 
 	inbox inbox // what other Fills read for this one
+	// began is when Run began; immutable since. paced is how long workers have waited for other Fills, in nanoseconds.
+	began time.Time
+	paced atomic.Int64
 
 	mu      sync.Mutex
 	readers int           // protected by mu; workers that have not left, including the caller
@@ -134,7 +137,7 @@ type Fill struct {
 // is a Crew that may take part, or nil. Done of each piece tells whether the device has it. After an error, later
 // pieces may be Done although an earlier one is not.
 func (p *Fill) Run(ctx context.Context, called *Crew) error {
-	p.ctx = ctx
+	p.ctx, p.began = ctx, time.Now()
 	p.Device.fills.Add(1)
 	defer p.Device.fills.Add(-1)
 	p.cold.Store(p.Cold)
@@ -280,13 +283,16 @@ func (p *Fill) overLocked() bool {
 func (p *Fill) pass(x *Piece) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	var behind *Fill
 	if x != nil {
+		behind = x.behind
 		p.ready, p.waiting = append(p.ready, x), p.waiting+x.bytes
 	}
 	// Without a free buffer, reading stops until somebody sends.
 	if p.waiting >= p.leastCall || len(p.slots) == cap(p.slots) || p.overLocked() {
 		p.sendLocked()
 	}
+	p.paceLocked(behind)
 	p.restLocked()
 }
 

@@ -57,6 +57,8 @@ type Piece struct {
 	// shares are the parts that other Fills get; given means that this piece is such a part.
 	shares []Share
 	given  bool
+	// behind is a Fill that got a share and has much to send, or nil.
+	behind *Fill
 	// memory is what a given piece counts for in the inbox.
 	memory int64
 }

@@ -3,15 +3,16 @@ package mover
 import (
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
 // Concurrent Fills of one file may share what they read. Before it reads a piece, a Fill asks the Sharer which pages
 // nobody else brings, and which other Fills want them. What was read goes to all of them, each in the copies that its
-// Placer makes. The Fill that gets a share sends it along with its own pieces. Nobody waits for another Fill's device:
-// a Fill that does not keep up gets no more offers, and reads the rest itself. So does a Fill if home or the reader
-// fails.
+// Placer makes. The Fill that gets a share sends it along with its own pieces. Readers slow down, within limits, for a
+// Fill that is behind (paceLocked). If it still does not keep up, it gets no more offers, and reads the rest itself. So
+// does a Fill if home or the reader fails.
 //
 //	claimed ──read by the worker──▶ handed to each Share ──▶ sent by their Fills
 //	   └─home fails, Run ends──▶ returned
@@ -63,6 +64,7 @@ type inbox struct {
 	offered int           // shares that were offered and have not come; protected by mu
 	bytes   int64         // memory of shares that have come and were not sent; protected by mu
 	each    int64         // of the last share, as an estimate of those to come. Protected by mu
+	sent    time.Time     // when a share was sent last; protected by mu
 	moved   chan struct{} // has an element when something came; made by the first offer. Protected by mu
 }
 
@@ -105,6 +107,7 @@ func (b *inbox) took(bytes int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.bytes -= bytes
+	b.sent = time.Now()
 }
 
 // pieceLocked returns piece i as it is to be read. If other Fills may bring parts of it, the first call claims it; then
@@ -173,6 +176,9 @@ func (x *Piece) share() {
 		s := &x.shares[i]
 		if y := s.piece(x, l, part); y != nil {
 			s.Fill.hand(y)
+			if s.Fill.inbox.isLong() {
+				x.behind = s.Fill
+			}
 		} else {
 			s.Withdraw()
 		}
@@ -203,6 +209,40 @@ func (s *Share) piece(x *Piece, l *lease, part int64) *Piece {
 		y.memory = max(y.bytes, part)
 	}
 	return y
+}
+
+const (
+	// paceTime is how long a worker waits before it looks again. A worker waits for at most 1/patience of its time.
+	paceTime = 100 * time.Microsecond
+	patience = 2
+	// stuckTime is for how long a Fill must have sent nothing to count as stuck. Nobody waits for it then.
+	stuckTime = 200 * time.Millisecond
+)
+
+// paceLocked waits while another Fill is so far behind that it would soon get no more offers, and would have to read
+// again what this one reads. It waits for a part of its time only, because the other device may be slow. It releases
+// mu, and sends meanwhile.
+func (p *Fill) paceLocked(behind *Fill) {
+	for behind != nil && behind.inbox.isLong() && p.err == nil && p.ctx.Err() == nil && p.next < len(p.Pieces) {
+		if time.Duration(p.paced.Load()) > time.Since(p.began)*time.Duration(p.workers)/patience {
+			return
+		}
+		if p.waiting >= p.leastCall {
+			p.sendLocked()
+		}
+		p.mu.Unlock()
+		start := time.Now()
+		time.Sleep(paceTime)
+		p.paced.Add(int64(time.Since(start)))
+		p.mu.Lock()
+	}
+}
+
+// isLong reports whether more than half of what fits in is there, and is being sent.
+func (b *inbox) isLong() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.bytes > mostInbox/2 && time.Since(b.sent) < stuckTime
 }
 
 // hand gives p a share that another Fill has read. It does not wait for the device.
