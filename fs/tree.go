@@ -302,14 +302,13 @@ func (fs *fileSystem) keeps(n *node, timeout time.Duration) time.Duration {
 // parseTree returns the changes in a buffer that was read from fanotify(7). An event may have several handles: then a
 // name in a directory is one change, and the file another.
 func parseTree(b []byte) iter.Seq[treeChange] {
-	self := int32(os.Getpid())
 	return func(yield func(treeChange) bool) {
 		for le := binary.NativeEndian; len(b) >= unix.FAN_EVENT_METADATA_LEN; {
 			size, from := int(le.Uint32(b)), int(le.Uint16(b[6:]))
 			if size < unix.FAN_EVENT_METADATA_LEN || size > len(b) || from > size {
 				return
 			}
-			mask, own, info := le.Uint64(b[8:]), int32(le.Uint32(b[20:])) == self, b[from:size]
+			mask, own, info := le.Uint64(b[8:]), int32(le.Uint32(b[20:])) == ownPID, b[from:size]
 			b = b[size:]
 			if mask&unix.FAN_Q_OVERFLOW != 0 && !yield(treeChange{mask: mask}) {
 				return
