@@ -34,8 +34,8 @@ type events struct {
 	log    *slog.Logger
 	notice func(k inodeKey) // called for each file that may have changed; does not block
 	fd     int              // has the events; immutable
-	// epoll is an epoll instance that waits for one event of fd at a time. Go's poller waits for epoll. If it waited for
-	// fd, each event would wake a thread, and each write to a watched file causes one. Nil without events.
+	// epoll is an epoll instance that waits for one event of fd at a time. Go's poller waits for epoll. If it waited
+	// for fd, each event would wake a thread, and each write to a watched file causes one. Nil without events.
 	epoll  *os.File
 	wake   chan struct{}
 	rested chan struct{} // has an element when run has read the pending events

@@ -32,10 +32,10 @@ import (
 //     device's stores survive. The device's other bytes of the page survive too, and overwrite direct changes of these
 //     bytes in home. Such pages are counted and named in the log.
 
-// A collect looks at home repeatedly: before it determines the bases of released pages, and again right before it writes
-// some of them, which may be much later. Direct changes made between that look and the write of their page are
-// overwritten: no system call writes only if a file is unchanged. One look is for at most about homeWrite bytes, and for
-// writes that begin within lookAgain, so this takes no longer than one large write does.
+// A collect looks at home repeatedly: before it determines the bases of released pages, and again right before it
+// writes some of them, which may be much later. Direct changes made between that look and the write of their page are
+// overwritten: no system call writes only if a file is unchanged. One look is for at most about homeWrite bytes, and
+// for writes that begin within lookAgain, so this takes no longer than one large write does.
 //
 // A look cannot detect everything. It misses later changes and, if no events are reported, changes made while the mount
 // itself changes the file. So bytes that are about to be kept as a base are compared with what the replicas agreed on.

@@ -25,8 +25,8 @@ type Signature struct {
 type Home interface {
 	// ReadAt reads up to len(p) bytes at off. It returns fewer only at end of file, with a nil error.
 	ReadAt(p []byte, off int64) (int, error)
-	// WriteAt writes all of p at off, or fails. After an error any part of p may have been written. It is called between
-	// BeginWrites and end.
+	// WriteAt writes all of p at off, or fails. After an error any part of p may have been written. It is called
+	// between BeginWrites and end.
 	WriteAt(p []byte, off int64) (int, error)
 	// Writable reports whether WriteAt can succeed.
 	Writable() bool

@@ -170,8 +170,8 @@ func TestChangesInSourceWhileADeviceIsRead(t *testing.T) {
 	}
 }
 
-// TestChangesInSourceBetweenWrites changes a page in SOURCE while a collect writes the pages before it: many of them, or
-// one for a long time.
+// TestChangesInSourceBetweenWrites changes a page in SOURCE while a collect writes the pages before it: many of them,
+// or one for a long time.
 func TestChangesInSourceBetweenWrites(t *testing.T) {
 	for name, last := range map[string]int{"many": homeWrite + page.Size, "long": 2 * page.Size} {
 		t.Run(name, func(t *testing.T) {

@@ -73,8 +73,8 @@ func TestTimesOfOthersStay(t *testing.T) {
 	}
 }
 
-// TestTimesOfChangesInSourceStay changes the file in SOURCE while released bytes are written home: before the last look,
-// or after it. Neither mtime nor the ctime that programs are shown is from before the change.
+// TestTimesOfChangesInSourceStay changes the file in SOURCE while released bytes are written home: before the last
+// look, or after it. Neither mtime nor the ctime that programs are shown is from before the change.
 func TestTimesOfChangesInSourceStay(t *testing.T) {
 	for _, seen := range []bool{false, true} {
 		t.Run(fmt.Sprintf("seen %v", seen), func(t *testing.T) {
