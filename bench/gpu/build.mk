@@ -15,6 +15,7 @@ gpu-bundle: build ## Put what tests and benchmarks need on a GPU machine into bu
 	rm -rf $(GPU_BUNDLE) $(GPU_BUNDLE).tar.gz
 	mkdir -p $(GPU_BUNDLE)/src
 	git ls-files -z -- $(GPU_TESTS) client/c client/python control/testdata gpubackend/testdata internal/fakecuda \
+		README.md docs/index.md \
 		| tar -c --null -T - | tar -x -C $(GPU_BUNDLE)/src
 	find $(GPU_BUNDLE)/src -name '*.go' -delete
 	for package in $(GPU_TESTS); do \
