@@ -11,12 +11,13 @@ PACKAGE_DIR := $(BUILD)/packages
 .PHONY: gaiafs-install
 gaiafs-install: build
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(SBINDIR) $(DESTDIR)$(UNITDIR) $(DESTDIR)$(PREFIX)/share/man/man1 \
-		$(DESTDIR)$(PREFIX)/share/man/man8 $(dir $(addprefix $(DESTDIR)$(PREFIX)/,$(COMPLETIONS)))
+		$(DESTDIR)$(PREFIX)/share/man/man8 $(DESTDIR)$(PREFIX)/share/gaiafs $(dir $(addprefix $(DESTDIR)$(PREFIX)/,$(COMPLETIONS)))
 	install -m 755 $(BUILD)/gaiafs $(DESTDIR)$(PREFIX)/bin
 	ln -sf $(PREFIX)/bin/gaiafs $(DESTDIR)$(SBINDIR)/mount.fuse.gaiafs
 	ln -sf $(PREFIX)/bin/gaiafs $(DESTDIR)$(SBINDIR)/umount.fuse.gaiafs
 	$(BUILD)/gaiafs manual $(DESTDIR)$(PREFIX)/share/man/man1
 	install -m 644 packaging/mount.fuse.gaiafs.8 packaging/umount.fuse.gaiafs.8 $(DESTDIR)$(PREFIX)/share/man/man8
+	install -m 644 packaging/grafana.json $(DESTDIR)$(PREFIX)/share/gaiafs
 	$(BUILD)/gaiafs completion bash > $(DESTDIR)$(PREFIX)/$(word 1,$(COMPLETIONS))
 	$(BUILD)/gaiafs completion zsh > $(DESTDIR)$(PREFIX)/$(word 2,$(COMPLETIONS))
 	$(BUILD)/gaiafs completion fish > $(DESTDIR)$(PREFIX)/$(word 3,$(COMPLETIONS))
@@ -29,7 +30,8 @@ gaiafs-uninstall:
 		$(DESTDIR)$(UNITDIR)/gaiafs@.service \
 		$(DESTDIR)$(PREFIX)/share/man/man1/gaiafs.1 $(DESTDIR)$(PREFIX)/share/man/man1/gaiafs-*.1 \
 		$(addprefix $(DESTDIR)$(PREFIX)/share/man/man8/,mount.fuse.gaiafs.8 umount.fuse.gaiafs.8) \
-		$(addprefix $(DESTDIR)$(PREFIX)/,$(COMPLETIONS))
+		$(DESTDIR)$(PREFIX)/share/gaiafs/grafana.json $(addprefix $(DESTDIR)$(PREFIX)/,$(COMPLETIONS))
+	[ ! -d $(DESTDIR)$(PREFIX)/share/gaiafs ] || rmdir --ignore-fail-on-non-empty $(DESTDIR)$(PREFIX)/share/gaiafs
 
 ##@ Packages
 
