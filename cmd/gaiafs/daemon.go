@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -27,7 +28,7 @@ func startDaemon(m *mountPlan, arguments []string) (ready string, err error) {
 	defer log.Close()
 	ctx, stop := signal.NotifyContext(context.Background(), endingSignals()...)
 	defer stop()
-	context.AfterFunc(ctx, stop) // a second signal kills this process
+	context.AfterFunc(ctx, func() { time.AfterFunc(oneAct, stop) }) // a second signal kills this process
 	cmd, ready, err := startServing(ctx, goOnAlone, arguments[1:], func(cmd *exec.Cmd) {
 		cmd.Stderr = log
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}

@@ -3,6 +3,7 @@ package main
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"context"
 	"encoding/json"
@@ -65,17 +66,19 @@ func collect(ctx context.Context, cmd *cobra.Command, mountpoint string, w io.Wr
 	t := tar.NewWriter(z)
 	var wrong strings.Builder
 	now := time.Now()
-	put := func(name string, content []byte, err error) error {
+	var failed error // the first error of a write; later ones say the same
+	put := func(name string, content []byte, err error) {
 		if err != nil {
 			fmt.Fprintf(&wrong, "%s: %v\n", name, err)
-			return nil
+			return
 		}
 		head := &tar.Header{Name: "gaiafs-debug/" + name, Mode: 0o600, Size: int64(len(content)), ModTime: now}
-		if err := t.WriteHeader(head); err != nil {
-			return err
+		if failed == nil {
+			failed = t.WriteHeader(head)
 		}
-		_, err = t.Write(content)
-		return err
+		if failed == nil {
+			_, failed = t.Write(content)
+		}
 	}
 	status, statusErr := askStatus(mountpoint, patience)
 	if statusErr != nil {
@@ -87,7 +90,7 @@ func collect(ctx context.Context, cmd *cobra.Command, mountpoint string, w io.Wr
 	}
 	var versions bytes.Buffer
 	err := printVersion(&versions)
-	errs := put("version.txt", versions.Bytes(), err)
+	put("version.txt", versions.Bytes(), err)
 	var doctor bytes.Buffer
 	for _, look := range []func() []check{checkKernel, checkFUSE, checkLimits, checkMemory, checkContainer,
 		checkMounts} {
@@ -95,26 +98,27 @@ func collect(ctx context.Context, cmd *cobra.Command, mountpoint string, w io.Wr
 			c.print(&doctor)
 		}
 	}
-	errs = errors.Join(errs, put("doctor.txt", doctor.Bytes(), nil), put("status.json", status, statusErr))
+	put("doctor.txt", doctor.Bytes(), nil)
+	put("status.json", status, statusErr)
 	if statusErr == nil {
 		proc := fmt.Sprintf("/proc/%d", s.Mount.PID) // without one, errors.txt says so
 		line, err := os.ReadFile(filepath.Join(proc, "cmdline"))
-		errs = errors.Join(errs, put("command.txt", append(bytes.ReplaceAll(line, []byte{0}, []byte{' '}), '\n'), err))
+		put("command.txt", append(bytes.ReplaceAll(line, []byte{0}, []byte{' '}), '\n'), err)
 		limits, err := os.ReadFile(filepath.Join(proc, "limits"))
-		errs = errors.Join(errs, put("limits.txt", limits, err))
+		put("limits.txt", limits, err)
 		log, err := logOf(proc)
-		errs = errors.Join(errs, put("log.txt", log, err))
+		put("log.txt", log, err)
 		for _, kind := range []struct{ word, file string }{{"stacks", "stacks.txt"}, {"heap", "heap.pprof"}} {
 			doc, err := profile(ctx, mountpoint, kind.word, 0)
-			errs = errors.Join(errs, put(kind.file, doc, err))
+			put(kind.file, doc, err)
 		}
 	}
 	if wrong.Len() > 0 {
-		errs = errors.Join(errs, put("errors.txt", []byte(wrong.String()), nil))
+		put("errors.txt", []byte(wrong.String()), nil)
 		fmt.Fprint(cmd.ErrOrStderr(), "left out: "+strings.ReplaceAll(strings.TrimSpace(wrong.String()), "\n",
 			"\nleft out: "), "\n")
 	}
-	return errors.Join(errs, t.Close(), z.Close())
+	return cmp.Or(failed, t.Close(), z.Close())
 }
 
 // logOf returns the end of a daemon's log: its standard error, if that is a file.

@@ -25,6 +25,9 @@ const (
 	keepFor = time.Hour
 	// namesAgain is how often it logs which files those are.
 	namesAgain = time.Minute
+	// oneAct is the time within which signals count as one. timeout(1) signals the process and then its group, and sudo
+	// and container engines pass on what the terminal sends as well.
+	oneAct = 200 * time.Millisecond
 )
 
 // ending is the state of a service's end.
@@ -146,23 +149,28 @@ func (s *service) run(signals <-chan os.Signal) error {
 	case pid := <-e.forced:
 		return s.force(fmt.Sprintf("gaiafs umount --force, process %d", pid))
 	}
+	began := time.Now()
 	s.ends(cause)
 	s.log.Info("ending", "cause", cause)
 	s.tellManager(stopping(cause))
 	ended := make(chan error, 1)
 	go func() { ended <- s.finish() }()
-	select {
-	case err := <-ended:
-		if err == nil {
-			s.log.Info("everything is written back")
-		} else {
-			s.log.Error("ended with errors", "error", err)
+	for {
+		select {
+		case err := <-ended:
+			if err == nil {
+				s.log.Info("everything is written back")
+			} else {
+				s.log.Error("ended with errors", "error", err)
+			}
+			return err
+		case sig := <-signals:
+			if time.Since(began) >= oneAct {
+				return s.force("a second signal, " + signalName(sig))
+			}
+		case pid := <-e.forced:
+			return s.force(fmt.Sprintf("gaiafs umount --force, process %d", pid))
 		}
-		return err
-	case sig := <-signals:
-		return s.force("a second signal, " + signalName(sig))
-	case pid := <-e.forced:
-		return s.force(fmt.Sprintf("gaiafs umount --force, process %d", pid))
 	}
 }
 

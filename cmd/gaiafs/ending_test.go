@@ -176,7 +176,7 @@ func TestSigtermWaitsForRoom(t *testing.T) {
 		require.Equal(t, int64(3*mib), p.status(t).Files[0].WaitingBytes)
 		require.Equal(t, exitFailure, gaiafsCommand(t, "umount", p.mountpoint).code)
 		if again {
-			s.signal(t, syscall.SIGTERM)
+			s.signalAgain(t, syscall.SIGTERM)
 			require.Equal(t, exitFailure, s.end(t))
 			require.Contains(t, p.logged(t), "3145728 bytes of out that devices wrote are lost")
 		} else {
@@ -335,6 +335,23 @@ func TestLateUnmount(t *testing.T) {
 			})
 		})
 	}
+}
+
+// timeout(1) sends two signals at once, one to the process and one to its group. Nothing is lost.
+func TestSignalsAtOnceCountAsOne(t *testing.T) {
+	s := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=64M", "--write-back-interval=1h")
+	f, err := os.Create(filepath.Join(s.mountpoint, "open"))
+	require.NoError(t, err)
+	m := s.releases(t, "out", mib)
+	require.NoError(t, m.Close())
+	s.signal(t, syscall.SIGTERM)
+	s.signal(t, syscall.SIGTERM)
+	s.awaitLog(t, "the mountpoint is in use")
+	_, err = f.WriteString("written after both signals")
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	require.Equal(t, exitOK, s.end(t), s.logged(t))
+	s.requireHome(t, "out", mib)
 }
 
 // SIGTERM does not wait for a program whose only open file is the descriptor of its client library.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -29,7 +30,7 @@ SOURCE does not accept stays and is named; so does what is pinned. Only root and
 			if device.host {
 				return usagef("--device host: the kernel manages these pages; 'echo 1 > /proc/sys/vm/drop_caches' drops them")
 			}
-			found, err := findFiles(args, recursive)
+			found, failed, err := findReadable(cmd, args, recursive)
 			if err != nil {
 				return err
 			}
@@ -65,7 +66,7 @@ SOURCE does not accept stays and is named; so does what is pinned. Only root and
 				}
 				fmt.Fprintln(cmd.OutOrStdout(), text)
 			}
-			return stays
+			return cmp.Or(stays, failed)
 		},
 	}
 	cmd.Flags().Var(&device, "device", "free them on device `N|all`: a number that 'gaiafs status' shows, or all")

@@ -116,6 +116,9 @@ func eachOption(args []string, valued string, take func(option byte, value strin
 			rest = append(rest, arg)
 			continue
 		}
+		if strings.HasPrefix(arg, "--") {
+			return nil, usagef("%s is not known", arg)
+		}
 		for at := 1; at < len(arg); at++ {
 			option, value := arg[at], ""
 			if strings.IndexByte(valued, option) >= 0 {
@@ -206,9 +209,22 @@ func helperCode(code int) int {
 	return mountFailure
 }
 
+// asksHelp reports whether a helper's command line asks what the helper is.
+func asksHelp(args []string) bool {
+	return len(args) == 2 && (args[1] == "-h" || args[1] == "--help")
+}
+
 // runHelper runs a command line of mount(8). It stores the command line of gaiafs in args, from which the daemon is
 // started.
 func runHelper(args *[]string, run func([]string) int, tell func(string)) int {
+	if asksHelp(*args) {
+		tell(`mount(8) calls mount.fuse.gaiafs for the type fuse.gaiafs:
+
+  mount -t fuse.gaiafs SOURCE MOUNTPOINT -o OPTIONS
+
+The options are the settings that 'gaiafs mount --help' and mount.fuse.gaiafs(8) list.`)
+		return 0
+	}
 	command, done, err := asHelper((*args)[1:])
 	if err != nil {
 		tell(fmt.Sprintf("%s: %s", mountHelper, err))
@@ -242,6 +258,12 @@ func register(source, mountpoint string) {
 
 // runUnmountHelper runs a command line of umount(8).
 func runUnmountHelper(args []string, run func([]string) int, tell func(string)) int {
+	if asksHelp(args) {
+		tell(`umount(8) calls umount.fuse.gaiafs for the type fuse.gaiafs: umount MOUNTPOINT
+
+umount.fuse.gaiafs(8) says more, and so does 'gaiafs umount --help'.`)
+		return 0
+	}
 	command, lazy, err := asUnmountHelper(args[1:])
 	if err != nil {
 		tell(fmt.Sprintf("%s: %s", unmountHelper, err))

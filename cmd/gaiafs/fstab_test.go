@@ -42,6 +42,7 @@ func TestMountHelperOptions(t *testing.T) {
 		"src mnt -o remount,ro":       "unmount it",
 		"src mnt -o":                  "-o needs",
 		"src mnt -x":                  "-x is not known",
+		"--verbose src mnt":           "--verbose is not known",
 		"src":                         "1 argument was given",
 		"src mnt -t ext4":             "ext4",
 		"src mnt -o daemon":           `"daemon"`,
@@ -54,6 +55,15 @@ func TestMountHelperOptions(t *testing.T) {
 	_, done, err := asHelper([]string{"-f", "src", "mnt"})
 	require.NoError(t, err)
 	require.True(t, done)
+	for _, help := range []string{"-h", "--help"} {
+		text := ""
+		none := func([]string) int { t.Error("it runs nothing"); return exitFailure }
+		tell := func(line string) { text += line }
+		require.Zero(t, runHelper(&[]string{mountHelper, help}, none, tell))
+		require.Contains(t, text, "mount -t fuse.gaiafs SOURCE MOUNTPOINT -o OPTIONS")
+		require.Zero(t, runUnmountHelper([]string{unmountHelper, help}, none, tell))
+		require.Contains(t, text, "umount MOUNTPOINT")
+	}
 	got, _, err := asHelper([]string{"--", "mnt"})
 	require.Error(t, err, "%v", got)
 }

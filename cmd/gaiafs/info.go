@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,15 +25,15 @@ func newInfo() *cobra.Command {
 		Use:   "info PATH…",
 		Short: "Show where a file is: what devices hold of it, and who maps it",
 		Long: `info shows what each device holds of a file: current is what an acquire would find up to date, stale lacks something that was
-released since, absent is not there. Memory is counted once, however many programs map it. Several files are also summed up. Users
-who may not read the file see nothing. Root and the user who mounted see all mappings; other users see only their own programs'
-mappings. --json prints a document for scripts, which docs/status.md describes.`,
+released since, absent is not there. Memory is counted once, however many programs map it. Several files are also summed up. Files
+that the user may not read are named and left out, and the exit code is 1. Root and the user who mounted see all mappings; other
+users see only their own programs' mappings. --json prints a document for scripts, which docs/status.md describes.`,
 		Example: `  gaiafs info /mnt/data/model.safetensors
   gaiafs info --recursive /mnt/data/models | tail -n 3
   gaiafs info --json /mnt/data/*.bin | jq '.[].holders'`,
 		Args: somePaths,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			found, err := findFiles(args, recursive)
+			found, failed, err := findReadable(cmd, args, recursive)
 			if err != nil {
 				return err
 			}
@@ -45,7 +46,7 @@ mappings. --json prints a document for scripts, which docs/status.md describes.`
 				all = append(all, in)
 			}
 			if asJSON {
-				return printJSON(cmd, all)
+				return cmp.Or(printJSON(cmd, all), failed)
 			}
 			var b strings.Builder
 			for i, in := range all {
@@ -59,7 +60,7 @@ mappings. --json prints a document for scripts, which docs/status.md describes.`
 				printSum(&b, all)
 			}
 			_, err = io.WriteString(cmd.OutOrStdout(), b.String())
-			return err
+			return cmp.Or(err, failed)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")

@@ -29,7 +29,7 @@ func TestJSONLog(t *testing.T) {
 	require.NoError(t, p.releases(t, "out", 3*mib).Close())
 	s.signal(t, syscall.SIGTERM)
 	s.awaitLog(t, "this process ends when")
-	s.signal(t, syscall.SIGTERM)
+	s.signalAgain(t, syscall.SIGTERM)
 	require.Equal(t, exitFailure, s.end(t))
 	lines := jsonLines(t, s.logged(t))
 	lost, kinds := 0, 0

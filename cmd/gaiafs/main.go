@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -175,6 +176,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage.`,
 		newDoctor(), newProfile(), newTune(),
 		newDebug(), newTop(), newTrace(), newDemo(), newProgram(), newBench(), newBenchProcess(), newVersion(),
 		newManual())
+	completeChoices(root)
 	return root
 }
 
@@ -182,13 +184,22 @@ Exit codes: 0 done, 1 failed, 2 wrong usage.`,
 func noCommand(parent *cobra.Command, name string) error {
 	full := name
 	if parent.HasParent() {
-		full = strings.TrimPrefix(parent.CommandPath(), parent.Root().Name()+" ") + " " + name
+		full = commandName(parent) + " " + name
 	}
 	text := fmt.Sprintf("there is no command %q", full)
-	if near := parent.SuggestionsFor(name); len(near) > 0 {
+	near := slices.DeleteFunc(parent.SuggestionsFor(name), func(known string) bool {
+		// Short words are near everything.
+		return len(name) < 4 && !strings.HasPrefix(known, name[:min(1, len(name))])
+	})
+	if len(near) > 0 {
 		text += fmt.Sprintf("; did you mean %s?", strings.Join(near, " or "))
 	}
 	return usagef("%s", text)
+}
+
+// commandName returns the name of a command without that of the program, which begins each error.
+func commandName(cmd *cobra.Command) string {
+	return strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()+" ")
 }
 
 // newHelp replaces cobra's help command, which accepts commands that do not exist.
@@ -230,9 +241,9 @@ func arguments(names ...string) cobra.PositionalArgs {
 			return nil
 		}
 		if len(names) == 0 {
-			return usagef("%s takes no arguments; %s given", cmd.CommandPath(), were(len(args)))
+			return usagef("%s takes no arguments; %s given", commandName(cmd), were(len(args)))
 		}
-		return usagef("%s needs %s; %s given", cmd.CommandPath(), strings.Join(names, " and "), were(len(args)))
+		return usagef("%s needs %s; %s given", commandName(cmd), strings.Join(names, " and "), were(len(args)))
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 	"github.com/gaiafs/gaiafs/fs"
@@ -21,6 +22,9 @@ import (
 type onMount struct {
 	mountpoint string
 	files      []target
+	// goOn says that files that cannot be read go to unreadable, with the reason. Otherwise they are errors.
+	goOn       bool
+	unreadable []error
 }
 
 // target is a file.
@@ -36,29 +40,68 @@ func (f target) name() string { return pagecache.Printable(f.path) }
 // mount. It first asks the mount's daemon, and fails if that does not answer.
 func findFiles(paths []string, recursive bool) (*onMount, error) {
 	found := &onMount{}
+	return found, found.find(paths, recursive)
+}
+
+// findReadable is findFiles for commands that go on with the other files if some cannot be read. It prints why. The
+// command returns failed when it is done.
+func findReadable(cmd *cobra.Command, paths []string, recursive bool) (found *onMount, failed, err error) {
+	found = &onMount{goOn: true}
+	if err := found.find(paths, recursive); err != nil {
+		return nil, nil, err
+	}
+	if len(found.unreadable) == 0 {
+		return found, nil, nil
+	}
+	for _, why := range found.unreadable {
+		fmt.Fprintf(cmd.ErrOrStderr(), "gaiafs: %s\n", withoutControls(why.Error()))
+	}
+	failed = loggedError{errors.Join(found.unreadable...)}
+	if len(found.files) == 0 {
+		return nil, nil, failed
+	}
+	return found, failed, nil
+}
+
+// skip notes a file that cannot be read, or returns why.
+func (o *onMount) skip(why error) error {
+	if !o.goOn {
+		return why
+	}
+	o.unreadable = append(o.unreadable, why)
+	return nil
+}
+
+func (o *onMount) find(paths []string, recursive bool) error {
 	for _, path := range paths {
 		m, err := fs.MountOf(path)
 		switch {
 		case err != nil:
-			return nil, err
+			if err := o.skip(err); err != nil {
+				return err
+			}
+			continue
 		case m.Type != fs.Type:
 			if _, err := os.Lstat(path); err != nil {
-				return nil, pathError(path, err)
+				if err := o.skip(pathError(path, err)); err != nil {
+					return err
+				}
+				continue
 			}
-			return nil, fmt.Errorf("%s is not on a mount of gaiafs: 'gaiafs status' lists the mounts", path)
-		case found.mountpoint == "":
+			return fmt.Errorf("%s is not on a mount of gaiafs: 'gaiafs status' lists the mounts", path)
+		case o.mountpoint == "":
 			if _, err := askStatus(m.Mountpoint, patience); err != nil {
-				return nil, statusError(m.Mountpoint, err)
+				return statusError(m.Mountpoint, err)
 			}
-			found.mountpoint = m.Mountpoint
-		case found.mountpoint != m.Mountpoint:
-			return nil, usagef("%s is on another mount than %s: name files of one mount", path, paths[0])
+			o.mountpoint = m.Mountpoint
+		case o.mountpoint != m.Mountpoint:
+			return usagef("%s is on another mount than %s: name files of one mount", path, paths[0])
 		}
-		if err := found.add(path, recursive); err != nil {
-			return nil, err
+		if err := o.add(path, recursive); err != nil {
+			return err
 		}
 	}
-	return found, nil
+	return nil
 }
 
 // add adds a file, or the files below a directory.
@@ -66,18 +109,17 @@ func (o *onMount) add(path string, recursive bool) error {
 	st, err := os.Stat(path)
 	switch {
 	case err != nil:
-		return pathError(path, err)
+		return o.skip(pathError(path, err))
 	case st.Mode().IsRegular():
-		o.files = append(o.files, target{path, st.Size()})
-		return nil
+		return o.addFile(path, st.Size())
 	case !st.IsDir():
 		return fmt.Errorf("%s is neither a file nor a directory", path)
 	case !recursive:
 		return usagef("%s is a directory: --recursive takes the files below it", path)
 	}
 	return filepath.WalkDir(path, func(at string, entry iofs.DirEntry, err error) error {
-		if err != nil {
-			return pathError(at, err)
+		if err != nil { // for a directory, after its entry: WalkDir goes on behind it
+			return o.skip(pathError(at, err))
 		}
 		if !entry.Type().IsRegular() {
 			return nil
@@ -87,11 +129,21 @@ func (o *onMount) add(path string, recursive bool) error {
 			return nil
 		}
 		if err != nil {
-			return pathError(at, err)
+			return o.skip(pathError(at, err))
 		}
-		o.files = append(o.files, target{at, st.Size()})
-		return nil
+		return o.addFile(at, st.Size())
 	})
+}
+
+// addFile adds a file, if it can be read or that is not to be checked yet.
+func (o *onMount) addFile(path string, size int64) error {
+	if o.goOn {
+		if err := unix.Faccessat(unix.AT_FDCWD, path, unix.R_OK, unix.AT_EACCESS); err != nil {
+			return o.skip(pathError(path, err))
+		}
+	}
+	o.files = append(o.files, target{path, size})
+	return nil
 }
 
 // pathError describes why a path cannot be used.
@@ -175,7 +227,7 @@ func decode[T any](doc []byte, err error) (T, error) {
 // somePaths checks that a command has at least one PATH.
 func somePaths(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
-		return usagef("%s needs the PATH of a file on a mount of gaiafs", cmd.CommandPath())
+		return usagef("%s needs the PATH of a file on a mount of gaiafs", commandName(cmd))
 	}
 	return nil
 }

@@ -156,7 +156,7 @@ while nothing else is mounted there; --pid always does.`,
 				return arguments()(cmd, args)
 			}
 			if len(args) > 1 {
-				return usagef("%s takes one MOUNTPOINT, or none; %s given", cmd.CommandPath(), were(len(args)))
+				return usagef("%s takes one MOUNTPOINT, or none; %s given", commandName(cmd), were(len(args)))
 			}
 			return nil
 		},

@@ -36,8 +36,11 @@ It uses no colours.`,
 			}
 			out, terminal := beneath(cmd.OutOrStdout()).(*os.File)
 			in, _ := cmd.InOrStdin().(*os.File)
-			if !terminal || in == nil || !isTerminal(out) || !isTerminal(in) || os.Getenv("TERM") == "dumb" {
+			if !terminal || in == nil || !isTerminal(out) || !isTerminal(in) {
 				return usagef("top needs a terminal: --once prints one frame without one")
+			}
+			if os.Getenv("TERM") == "dumb" {
+				return usagef("top cannot update a terminal whose TERM is dumb: --once prints one frame")
 			}
 			m := topModel{mountpoint: args[0], every: every.Duration, before: first, now: first, width: leastWidth,
 				height: leastHeight}
@@ -135,8 +138,8 @@ func (m topModel) View() tea.View {
 // screen returns the text of the view.
 func (m topModel) screen() string {
 	if m.width < leastWidth || m.height < leastHeight {
-		return fmt.Sprintf("top needs %d columns and %d lines; this terminal has %d and %d\n", leastWidth, leastHeight, m.width,
-			m.height)
+		return fmt.Sprintf("top needs %d columns and %d lines.\nThis terminal has %d and %d.\n", leastWidth, leastHeight,
+			m.width, m.height)
 	}
 	return topFrame(m.before, m.now, m.chosen, m.width, m.height)
 }

@@ -148,7 +148,7 @@ func TestTopModel(t *testing.T) {
 	press(tea.KeyDown)
 	require.Contains(t, m.(topModel).screen(), "devices hold nothing")
 	m, _ = m.Update(tea.WindowSizeMsg{Width: 79, Height: 24})
-	require.Contains(t, m.(topModel).screen(), "top needs 80 columns and 24 lines; this terminal has 79 and 24")
+	require.Contains(t, m.(topModel).screen(), "top needs 80 columns and 24 lines.\nThis terminal has 79 and 24.")
 	_, quit := m.Update(tea.KeyPressMsg{Code: 'q', Text: "q"})
 	require.NotNil(t, quit)
 	m, _ = m.Update(sampled{err: syscall.ENOTCONN})

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"os/signal"
 	"path/filepath"
 	"slices"
@@ -35,7 +36,11 @@ func (l *liveTrace) run(cmd *cobra.Command, mountpoint string) error {
 		return statusError(mountpoint, err)
 	}
 	if l.filter.Path != "" {
-		l.filter.Path = belowMount(mountpoint, l.filter.Path)
+		below, err := belowMount(mountpoint, l.filter.Path)
+		if err != nil {
+			return err
+		}
+		l.filter.Path = below
 	}
 	if err := l.filter.Check(); err != nil {
 		return usageError{err}
@@ -73,16 +78,30 @@ func liveKinds() []string {
 	return slices.Sorted(slices.Values(append(append(fs.RequestKinds(), control.WatchedKinds()...), "transfer", "move")))
 }
 
-// belowMount returns a path relative to the mountpoint. path may begin with the mountpoint.
-func belowMount(mountpoint, path string) string {
-	if full, err := filepath.Abs(mountpoint); err == nil {
-		mountpoint = full
+// belowMount returns a path relative to the mountpoint. path is absolute, or relative to the mountpoint, or names
+// something on the mount from the working directory.
+func belowMount(mountpoint, path string) (string, error) {
+	mountpoint, err := filepath.Abs(mountpoint)
+	if err != nil {
+		return "", err
 	}
-	if below, err := filepath.Rel(mountpoint, path); err == nil && filepath.IsAbs(path) &&
-		!strings.HasPrefix(below, "../") {
-		return below
+	full, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
 	}
-	return path
+	below, err := filepath.Rel(mountpoint, full)
+	inside := err == nil && below != ".." && !strings.HasPrefix(below, "../")
+	switch {
+	case filepath.IsAbs(path) && !inside:
+		return "", usagef("--path %s is not below %s", path, mountpoint)
+	case filepath.IsAbs(path):
+		return below, nil
+	case inside:
+		if _, err := os.Lstat(full); err == nil {
+			return below, nil
+		}
+	}
+	return path, nil
 }
 
 // liveLines prints one line of text for each event.

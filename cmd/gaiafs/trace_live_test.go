@@ -113,6 +113,25 @@ func TestLiveLines(t *testing.T) {
 	require.Equal(t, "… 3 events are missing: they came too fast\n03:04:05.000006     12 ms        - transfer   gpu0 acquire in: 2.0 MiB",
 		liveLine(live.Event{At: at, Micros: 12000, Kind: "transfer", Device: "gpu0", Detail: "acquire in",
 			Bytes: 2 << 20, Lost: 3}))
-	require.Equal(t, "dir/*.bin", belowMount("/mnt/data", "/mnt/data/dir/*.bin"))
-	require.Equal(t, "dir", belowMount("/mnt/data", "dir"))
+	mountpoint := t.TempDir()
+	require.NoError(t, os.MkdirAll(filepath.Join(mountpoint, "dir/dir"), 0o755))
+	t.Chdir(filepath.Dir(mountpoint))
+	for path, want := range map[string]string{
+		mountpoint + "/dir/*.bin":             "dir/*.bin",
+		mountpoint:                            ".",
+		"dir":                                 "dir",
+		"../etc":                              "../etc",
+		filepath.Base(mountpoint) + "/dir":    "dir", // from the working directory
+		filepath.Base(mountpoint) + "/absent": filepath.Base(mountpoint) + "/absent",
+	} {
+		below, err := belowMount(mountpoint, path)
+		require.NoError(t, err)
+		require.Equal(t, want, below, path)
+	}
+	_, err := belowMount(mountpoint, "/etc/passwd")
+	require.ErrorContains(t, err, "--path /etc/passwd is not below "+mountpoint)
+	t.Chdir(filepath.Join(mountpoint, "dir"))
+	below, err := belowMount(mountpoint, "dir")
+	require.NoError(t, err)
+	require.Equal(t, "dir/dir", below)
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,7 +27,8 @@ func newWarm() *cobra.Command {
 		Use:   "warm PATH…",
 		Short: "Bring files to devices, or into the host's memory, before programs ask for them",
 		Long: `warm brings files to devices. They stay there until the memory is needed for others, and programs that map them find them there.
-Files that do not fit into what programs leave unmapped are left out; warm says so, and exits with 1.
+Files that do not fit into what programs leave unmapped, and files that the user may not read, are left out; warm says so, and exits
+with 1.
 
 --check only shows what is on the devices and up to date. --verify makes the device hash what it holds, and compares that with the
 backing file. Both exit with 1 if something is missing or different.`,
@@ -59,10 +61,15 @@ func (w *warming) run(cmd *cobra.Command, args []string) error {
 	if w.device.host && (w.check || w.verify) {
 		return usagef("--check and --verify need a device: name one, or all")
 	}
-	found, err := findFiles(args, w.recursive)
+	found, failed, err := findReadable(cmd, args, w.recursive)
 	if err != nil {
 		return err
 	}
+	return cmp.Or(w.files(cmd, found), failed)
+}
+
+// files does what the flags say with files of a mount.
+func (w *warming) files(cmd *cobra.Command, found *onMount) error {
 	ctx, stop := signal.NotifyContext(cmd.Context(), endingSignals()...)
 	defer stop()
 	w.out = cmd.OutOrStdout()

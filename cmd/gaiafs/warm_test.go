@@ -128,6 +128,19 @@ func TestFilesOfOthers(t *testing.T) {
 		require.Equal(t, exitFailure, r.code)
 		require.Contains(t, r.err, "permission denied", name)
 	}
+	closed := filepath.Join(s.mountpoint, "closed")
+	require.NoError(t, os.Mkdir(closed, 0o700))
+	for _, args := range [][]string{{"info", "--recursive"}, {"info", "--json", "-r"}, {"warm", "-r"}, {"warm", "-r", "--check"}} {
+		r := as(append(args, s.mountpoint)...)
+		require.Equal(t, exitFailure, r.code)
+		require.Contains(t, r.out, shared, "%v goes on with what she may read", args)
+		require.NotContains(t, r.out, "secret")
+		for _, path := range []string{closed, filepath.Join(s.mountpoint, "secret")} {
+			require.Contains(t, r.err, "gaiafs: "+path+": permission denied", "%v", args)
+		}
+		require.Equal(t, 2, strings.Count(r.err, "\n"), "%v: %s", args, r.err)
+	}
+	require.Equal(t, exitOK, gaiafsCommand(t, "evict", shared).code)
 	r := as("info", shared)
 	require.Equal(t, exitOK, r.code, r.err)
 	require.Regexp(t, "mapped by +1 mapping of other users\n", r.out)
