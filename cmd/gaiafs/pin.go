@@ -102,18 +102,23 @@ func pin(cmd *cobra.Command, args []string, device deviceChoice) error {
 				moreMemory)
 		}
 	}
+	before := make([]string, len(args))
 	for i, path := range args {
+		before[i] = at.get(path)
 		if err := at.set(path, device.String()); err != nil {
-			for _, done := range args[:i] {
-				err = errors.Join(err, at.unpin(done))
-			}
-			return err
+			return errors.Join(err, at.restore(args[:i], before))
 		}
 	}
 	if err := at.look(ctx, found.files); err != nil {
 		return err
 	}
-	if err := w.bring(ctx, cmd, found.files, devices); err != nil {
+	switch err := w.bring(ctx, cmd, found.files, devices); {
+	case errors.Is(err, syscall.ENOMEM): // a tenant's maximum, or programs were faster
+		if failed := at.restore(args, before); failed != nil {
+			return errors.Join(err, failed)
+		}
+		return fmt.Errorf("%w: nothing was pinned", errors.Join(err, at.look(ctx, found.files)))
+	case err != nil:
 		return fmt.Errorf("%w (the pins stay: 'gaiafs unpin' removes them)", err)
 	}
 	for _, path := range args {
@@ -169,6 +174,32 @@ func (p *pinner) set(path, value string) error {
 		return err
 	}
 	return p.explain(path, unix.Setxattr(at, pinAttribute, []byte(value), 0))
+}
+
+// get returns the value of a path's attribute, "" if it has none.
+func (p *pinner) get(path string) string {
+	at, err := p.place(path)
+	if err != nil {
+		return "" // set reports it
+	}
+	value := make([]byte, 1<<10)
+	n, err := unix.Getxattr(at, pinAttribute, value)
+	if err != nil {
+		return ""
+	}
+	return string(value[:n])
+}
+
+// restore gives paths the values that get returned.
+func (p *pinner) restore(paths, values []string) (failed error) {
+	for i, path := range paths {
+		if values[i] == "" {
+			failed = errors.Join(failed, p.unpin(path))
+		} else {
+			failed = errors.Join(failed, p.set(path, values[i]))
+		}
+	}
+	return failed
 }
 
 // unpin removes the attribute, or sets it to none if a directory above is pinned.

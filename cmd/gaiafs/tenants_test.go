@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/gaiafs/gaiafs/pagecache"
 )
@@ -120,6 +121,17 @@ func TestTenantsOfAMount(t *testing.T) {
 	r = execute(t, asUser(t, bob, command(t, "warm", filepath.Join(s.mountpoint, "sets", "large"))))
 	require.Equal(t, exitFailure, r.code)
 	require.Contains(t, r.err, "(the maximum of tenant directory sets)")
+	large := filepath.Join(s.mountpoint, "sets", "large")
+	for _, before := range []string{"", "none"} {
+		if before != "" {
+			require.NoError(t, unix.Setxattr(large, pinAttribute, []byte(before), 0))
+		}
+		r = gaiafsCommand(t, "pin", large)
+		require.Equal(t, exitFailure, r.code)
+		require.Contains(t, r.err, "(the maximum of tenant directory sets)")
+		require.Contains(t, r.err, ": nothing was pinned")
+		require.Equal(t, before, attribute(t, large, pinAttribute), "the pin is as before")
+	}
 	write("[[tenant]]\nuser = 0\nguaranteed = \"64M\"\n")
 	r = gaiafsCommand(t, "set", s.mountpoint, "tenants="+file)
 	require.Contains(t, r.err, "more is guaranteed to tenants than")

@@ -51,10 +51,9 @@ func (d *Device) full(size int64) error {
 func (d *Device) most(id tenants.ID) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return refuse(syscall.ENOMEM, "device %d has memory, but %s may own no more than %s (the maximum of tenant %s), and programs map all "+
-		"that it owns; unmap something, or change the maximum with 'gaiafs set MOUNTPOINT tenants=FILE'",
-		d.info.Ordinal, id,
-		humanize.IBytes(uint64(d.ledger.Most(id))), id)
+	return refuse(syscall.ENOMEM, "device %d: %s may own no more than %s (the maximum of tenant %s), too little for this and what "+
+		"programs map already; unmap something, or change the maximum with 'gaiafs set MOUNTPOINT tenants=FILE'",
+		d.info.Ordinal, id, humanize.IBytes(uint64(d.ledger.Most(id))), id)
 }
 
 // slow returns the refusal for a device on which memory that could make room is still in use.
