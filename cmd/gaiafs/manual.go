@@ -53,8 +53,38 @@ func eachCommand(c *cobra.Command, fn func(*cobra.Command) error) error {
 	return nil
 }
 
-// options matches the options of a page as cobra writes them. In that form an option and its description share a line.
-var options = regexp.MustCompile(`(?m)^(?:\.PP\n)?(\\fB-.*)\n\t`)
+// optionsSection matches the section of the options as cobra writes it: with [=false] behind each switch, and without the
+// names of values.
+var optionsSection = regexp.MustCompile(`(?s)\.SH OPTIONS\n.*?(\n\.SH |$)`)
+
+// optionLine matches a line of pflag.FlagSet.FlagUsages: -r, --recursive NAME   text.
+var optionLine = regexp.MustCompile(`^ +(?:(-\w), )?(--[\w-]+)(?: (\S+))? {2,}(.*)$`)
+
+// optionsManual returns the section of a command's options: what its --help says of them.
+func optionsManual(c *cobra.Command) string {
+	escaped := strings.NewReplacer(`\`, `\e`, "-", `\-`)
+	var b strings.Builder
+	b.WriteString(".SH OPTIONS\n")
+	for line := range strings.Lines(c.NonInheritedFlags().FlagUsages()) {
+		m := optionLine.FindStringSubmatch(strings.TrimRight(line, "\n"))
+		if m == nil {
+			continue
+		}
+		for i, part := range m {
+			m[i] = escaped.Replace(part)
+		}
+		b.WriteString(".TP\n")
+		if m[1] != "" {
+			b.WriteString(`\fB` + m[1] + `\fP, `)
+		}
+		b.WriteString(`\fB` + m[2] + `\fP`)
+		if m[3] != "" {
+			b.WriteString(` \fI` + m[3] + `\fP`)
+		}
+		b.WriteString("\n\\&" + m[4] + "\n") // \& in case it begins with a dot
+	}
+	return b.String()
+}
 
 // writeManual writes the page of one command.
 func writeManual(c *cobra.Command, to io.Writer) error {
@@ -79,7 +109,11 @@ func writeManual(c *cobra.Command, to io.Writer) error {
 		Source: "gaiafs " + version, Manual: "gaiafs",
 	}, &page)
 	if err == nil {
-		_, err = io.WriteString(to, options.ReplaceAllString(page.String(), ".TP\n$1\n"))
+		text := optionsSection.ReplaceAllStringFunc(page.String(), func(section string) string {
+			return strings.TrimRight(optionsManual(c), "\n") + optionsSection.FindStringSubmatch(section)[1]
+		})
+		// A page has no date, so that each build makes the same.
+		_, err = io.WriteString(to, strings.Replace(text, epoch.Format(`"Jan 2006"`), `""`, 1))
 	}
 	if err != nil {
 		return fmt.Errorf("the page of %s cannot be written: %w", c.CommandPath(), err)
