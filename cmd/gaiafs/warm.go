@@ -30,6 +30,9 @@ func newWarm() *cobra.Command {
 Files that do not fit into what programs leave unmapped, and files that the user may not read, are left out; warm says so, and exits
 with 1.
 
+Weights that Python programs load with the package gaiafs are in memory of their own, where each tensor is aligned:
+'python3 -m gaiafs warm' brings these.
+
 --check only shows what is on the devices and up to date. --verify makes the device hash what it holds, and compares that with the
 backing file. Both exit with 1 if something is missing or different.`,
 		Example: `  gaiafs warm /mnt/data/model.safetensors
