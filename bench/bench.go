@@ -366,5 +366,5 @@ func isTerminal(w io.Writer) bool {
 		return false
 	}
 	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-	return err == nil
+	return err == nil && os.Getenv("TERM") != "dumb"
 }

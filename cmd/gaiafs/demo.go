@@ -84,7 +84,7 @@ func (o *demoOptions) run(cmd *cobra.Command) (err error) {
 	ctx, stop := signal.NotifyContext(context.Background(), endingSignals()...)
 	defer stop()
 	progress := demo.Lines(cmd.ErrOrStderr())
-	if f, ok := cmd.ErrOrStderr().(*os.File); ok && isTerminal(f) {
+	if f, ok := cmd.ErrOrStderr().(*os.File); ok && canRewrite(f) {
 		progress = demo.Bars(f)
 	}
 	report, err := demo.Run(ctx, demo.Options{

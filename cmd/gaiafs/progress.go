@@ -5,15 +5,18 @@ import (
 	"io"
 	"os"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // progress shows how far a long operation is: on a terminal in one line that it rewrites, elsewhere in a new line every
 // few seconds.
 type progress struct {
-	w               io.Writer
-	terminal, shown bool
-	total, done     int64
-	began, said     time.Time
+	w           io.Writer
+	terminal    *os.File // w, if that is a terminal whose lines can be rewritten
+	shown       bool
+	total, done int64
+	began, said time.Time
 }
 
 const (
@@ -21,12 +24,23 @@ const (
 	plainEvery    = 5 * time.Second
 )
 
+// canRewrite reports whether f is a terminal whose last line can be rewritten.
+func canRewrite(f *os.File) bool { return isTerminal(f) && os.Getenv("TERM") != "dumb" }
+
+// columnsOf returns the width of a terminal.
+func columnsOf(f *os.File) int {
+	if size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil && size.Col > 0 {
+		return int(size.Col)
+	}
+	return leastWidth
+}
+
 // newProgress starts at 0 of total bytes.
 func newProgress(w io.Writer, total int64) *progress {
 	now := time.Now()
 	p := &progress{w: w, total: total, began: now, said: now}
-	if f, ok := w.(*os.File); ok && isTerminal(f) {
-		p.terminal = true
+	if f, ok := w.(*os.File); ok && canRewrite(f) {
+		p.terminal = f
 	}
 	return p
 }
@@ -35,7 +49,7 @@ func newProgress(w io.Writer, total int64) *progress {
 func (p *progress) add(n int64, what string) {
 	p.done += n
 	every := plainEvery
-	if p.terminal {
+	if p.terminal != nil {
 		every = terminalEvery
 	}
 	if now := time.Now(); now.Sub(p.said) >= every {
@@ -45,9 +59,10 @@ func (p *progress) add(n int64, what string) {
 }
 
 func (p *progress) say(text string) {
-	if p.terminal {
+	if p.terminal != nil {
 		p.shown = true
-		fmt.Fprintf(p.w, "\r\x1b[K%s", text) // erases the line (ECMA-48, EL)
+		text = cut(text, columnsOf(p.terminal)-1) // of a longer one, only the last line would be rewritten
+		fmt.Fprintf(p.w, "\r\x1b[K%s", text)      // erases the line (ECMA-48, EL)
 		return
 	}
 	fmt.Fprintln(p.w, text)

@@ -183,7 +183,7 @@ func TestPagesRun(t *testing.T) {
 			}
 			env := append(command(t).Env, "HOME="+dir, "PATH="+dir+"/bin:"+os.Getenv("PATH"),
 				variable("gpus")+"=emulated:2",
-				variable("gpu-memory")+"=32M", "PYTHONPATH="+packages, "PYTHONDONTWRITEBYTECODE=1",
+				variable("gpu-memory")+"=32M", variable("log-file")+"="+filepath.Join(dir, "log"), "PYTHONPATH="+packages, "PYTHONDONTWRITEBYTECODE=1",
 				"GAIAFS_LIBRARY="+library)
 			stop := func() {}
 			if mounted {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	tea "charm.land/bubbletea/v2"
@@ -141,5 +142,9 @@ func (m topModel) screen() string {
 		return fmt.Sprintf("top needs %d columns and %d lines.\nThis terminal has %d and %d.\n", leastWidth, leastHeight,
 			m.width, m.height)
 	}
-	return topFrame(m.before, m.now, m.chosen, m.width, m.height)
+	frame := topFrame(m.before, m.now, m.chosen, m.width, m.height-1)
+	return frame + strings.Repeat("\n", max(m.height-1-strings.Count(frame, "\n"), 0)) + topKeys
 }
+
+// topKeys is the last line of the screen.
+const topKeys = "up, down: choose a file   q: quit   map: c clean, d dirty, s stale, . absent"

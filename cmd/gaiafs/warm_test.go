@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 	"github.com/gaiafs/gaiafs/pagecache"
@@ -157,6 +159,31 @@ func TestFilesOfOthers(t *testing.T) {
 func TestProgressText(t *testing.T) {
 	require.Equal(t, "1.0 GiB of 4.0 GiB (25 %), 512 MiB/s, 6s left", progressText(1<<30, 4<<30, 2*time.Second))
 	require.Equal(t, "0 B of 4.0 GiB", progressText(0, 4<<30, time.Second))
+}
+
+// On a terminal, progress is one line, which fits. A dumb terminal, a pipe and a file get separate lines.
+func TestProgressOnTerminals(t *testing.T) {
+	screen, tty := terminal(t)
+	defer tty.Close()
+	size := unix.Winsize{Row: 24, Col: 40}
+	require.NoError(t, unix.IoctlSetWinsize(int(tty.Fd()), unix.TIOCSWINSZ, &size))
+	said := func() string {
+		b := make([]byte, 1<<10)
+		n, err := screen.Read(b)
+		require.NoError(t, err)
+		return string(b[:n])
+	}
+	for kind, want := range map[string]string{
+		"xterm": "\r\x1b[K" + strings.Repeat("x", 38) + "…",
+		"dumb":  strings.Repeat("x", 80) + "\r\n",
+	} {
+		t.Setenv("TERM", kind)
+		newProgress(tty, 1).say(strings.Repeat("x", 80))
+		require.Equal(t, want, said(), kind)
+	}
+	var pipe bytes.Buffer
+	newProgress(&pipe, 1).say("x")
+	require.Equal(t, "x\n", pipe.String())
 }
 
 func TestFitting(t *testing.T) {

@@ -19,6 +19,10 @@ def _progress(file: str, done: int, size: int) -> None:
     print(f"\r{file}: {done >> 20} of {size >> 20} MiB", end="" if done < size else "\n", file=sys.stderr, flush=True)
 
 
+def _rewrites() -> bool:
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
 def _device(text: str) -> str:
     try:
         device_of(text)
@@ -32,7 +36,7 @@ def _device(text: str) -> str:
 def _warm(arguments: argparse.Namespace) -> None:
     for path in arguments.path:
         begin = time.monotonic()
-        n = warm(path, arguments.device, None if arguments.quiet or not sys.stderr.isatty() else _progress)
+        n = warm(path, arguments.device, None if arguments.quiet or not _rewrites() else _progress)
         print(f"{path}: {n} bytes on device {arguments.device} in {time.monotonic() - begin:.2f} s")
 
 
