@@ -126,9 +126,15 @@ func (s *session) leaveFolder(folder string) error {
 func (s *session) prepare(wanted []*group) (err error) {
 	if s.File != "" {
 		// A link may lead out of the mounted folder, past the mount.
-		if s.File, err = filepath.EvalSymlinks(s.File); err != nil {
-			return err // err names the path
+		file, err := filepath.EvalSymlinks(s.File)
+		if err != nil {
+			var why *os.PathError // it names a call, and the part of the path that failed
+			if errors.As(err, &why) {
+				err = why.Err
+			}
+			return fmt.Errorf("%s cannot be read: %w", s.File, err)
 		}
+		s.File = file
 		if s.given, err = s.give(); err != nil {
 			return err
 		}

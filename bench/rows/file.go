@@ -26,28 +26,38 @@ func WriteFile(path string, write func(io.Writer) error) error {
 		return err
 	}
 	if at == "" {
-		return fill(path, openFlags&^unix.O_CREAT, 0, write)
+		f, err := open(path, openFlags&^unix.O_CREAT, 0)
+		if err != nil {
+			return err
+		}
+		return fill(f, write)
 	}
 	mode := fs.FileMode(0o666)
 	st, err := os.Stat(at)
 	if err == nil {
 		mode = st.Mode().Perm()
 	}
-	if err := fill(at+part, openFlags|unix.O_NOFOLLOW, mode, write); err != nil {
+	f, err := open(at+part, openFlags|unix.O_NOFOLLOW, mode)
+	if err != nil {
+		return err
+	}
+	if err := fill(f, write); err != nil {
+		_ = os.Remove(at + part) // the error is what counts
 		return err
 	}
 	return os.Rename(at+part, at)
 }
 
-// fill writes a file.
-func fill(path string, flags int, mode fs.FileMode, write func(io.Writer) error) error {
+func open(path string, flags int, mode fs.FileMode) (*os.File, error) {
 	f, err := os.OpenFile(path, flags, mode)
 	if errors.Is(err, unix.ENXIO) {
-		return fmt.Errorf("%w: nobody reads it", err)
+		return nil, fmt.Errorf("%w: nobody reads it", err)
 	}
-	if err != nil {
-		return err
-	}
+	return f, err
+}
+
+// fill writes a file and closes it.
+func fill(f *os.File, write func(io.Writer) error) error {
 	return errors.Join(write(f), f.Close())
 }
 

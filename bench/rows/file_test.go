@@ -111,6 +111,10 @@ func TestTheFolderIsTried(t *testing.T) {
 	require.NoError(t, os.Remove(file+part))
 	require.Error(t, CanBeWritten(filepath.Join(dir, "none", "r")))
 
+	require.ErrorIs(t, WriteFile(file, func(io.Writer) error { return unix.ENOSPC }), unix.ENOSPC)
+	requireText(t, file, "old")
+	require.NoFileExists(t, file+part, "a report that could not be written leaves nothing")
+
 	if unix.Geteuid() == 0 { // modes do not stop root
 		require.NoError(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"))
 		defer func() { require.NoError(t, unix.Unmount(dir, 0)) }()

@@ -281,7 +281,7 @@ func TestCommandBenchWrongUsage(t *testing.T) {
 			`no row matches "zzz"; 'gaiafs bench --list' names the groups`},
 		{[]string{"--dir", dir + "/missing"}, exitFailure, "choose another folder with --dir"},
 		{[]string{"--html", dir + "/missing/r.html"}, exitFailure, "the report cannot be written"},
-		{[]string{"--file", dir + "/missing"}, exitFailure, "no such file"},
+		{[]string{"--file", dir + "/missing"}, exitFailure, "gaiafs: " + dir + "/missing cannot be read: no such file"},
 		{[]string{"--file", dir}, exitFailure, "not a regular file"},
 		{[]string{"--model", dir + "/missing"}, exitFailure, "no such file"},
 		{[]string{"--model", dir}, exitFailure, "not a regular file"},

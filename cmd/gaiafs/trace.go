@@ -279,7 +279,7 @@ func newTraceMake() *cobra.Command {
 				return err
 			}
 			_, err = f.Write(trace.Encode(t))
-			return errors.Join(err, f.Close())
+			return f.finish(err)
 		},
 		ValidArgs: replay.Patterns(),
 	}

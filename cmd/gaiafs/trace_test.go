@@ -325,3 +325,18 @@ func TestTraceToADevice(t *testing.T) {
 	require.Equal(t, exitFailure, r.code)
 	require.Contains(t, r.err, dir+" is a directory: name a file in it")
 }
+
+// On a full disk, no command leaves the beginning of a file.
+func TestFullDiskLeavesNoFile(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, for a small filesystem")
+	}
+	dir := t.TempDir()
+	require.NoError(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=4k"))
+	defer func() { require.NoError(t, unix.Unmount(dir, 0)) }()
+	path := filepath.Join(dir, "t.trace")
+	r := gaiafsCommand(t, "trace", "make", "sequential", "-o", path)
+	require.Equal(t, exitFailure, r.code)
+	require.Contains(t, r.err, "no space left on device")
+	require.NoFileExists(t, path)
+}
