@@ -239,6 +239,7 @@ func TestCommandUsage(t *testing.T) {
 		{[]string{"--version", "bogus"}, `there is no command "bogus"`},
 		{[]string{"mount", "--config=/does/not/exist", "a", "b"}, "configuration file cannot be read"},
 		{[]string{"umount"}, "needs MOUNTPOINT"},
+		{[]string{"status", "--timeout=0", "a"}, `"0" is too short; the minimum is 1ms`},
 		{[]string{"status", "a", "b"}, "2 arguments were given"},
 		{[]string{"version", "a"}, "takes no arguments"},
 		{[]string{"demo", "--gpus=none"}, "the demo needs a device"},

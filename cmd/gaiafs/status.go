@@ -139,7 +139,7 @@ func (s statusDocument) shownTo(v control.Viewer) statusDocument {
 }
 
 func newStatus() *cobra.Command {
-	q := statusQuery{timeout: span{Duration: patience}}
+	q := statusQuery{timeout: span{Duration: patience, min: time.Millisecond}}
 	cmd := &cobra.Command{
 		Use:   "status [MOUNTPOINT]",
 		Short: "List mounts, or show devices, files and counters of one",
@@ -301,7 +301,7 @@ func within[T any](path string, limit time.Duration, call func() (T, error)) (T,
 		answered <- answer{value, err}
 	}()
 	late := time.After(limit)
-	look := time.NewTicker(min(stoppedAfter, limit))
+	look := time.NewTicker(max(min(stoppedAfter, limit), time.Millisecond)) // it panics for 0
 	defer look.Stop()
 	var none T
 	for {
