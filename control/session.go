@@ -24,9 +24,10 @@ import (
 // session is one connection of a client. Its reader goroutine owns it. Requests run in their own goroutines. The reader
 // waits for them before it unmaps what is left.
 type session struct {
-	server *Server       // immutable
-	conn   *net.UnixConn // immutable
-	who    unix.Ucred    // the process at the other end; immutable
+	server *Server            // immutable
+	conn   *net.UnixConn      // immutable
+	who    unix.Ucred         // the process at the other end; immutable
+	client pagecache.ClientID // immutable
 	// cgroup and command are the process's when they are first asked for.
 	cgroup, command func() string
 	asked           atomic.Int64 // requests so far
@@ -105,6 +106,7 @@ func (m *openMap) clip(off, n int64) (int64, int64, bool) {
 func newSession(s *Server, conn *net.UnixConn, who unix.Ucred) *session {
 	ses := &session{
 		server:   s,
+		client:   pagecache.ClientID(s.clients.Add(1)),
 		conn:     conn,
 		who:      who,
 		cgroup:   sync.OnceValue(func() string { return cgroupOf(who.Pid) }),

@@ -85,6 +85,8 @@ type DeviceStatus struct {
 	Evicted []residency.Departure `json:"evicted"`
 	// OverBus is what ended brackets had in pinned memory.
 	OverBus residency.OverBus `json:"over_bus"`
+	// Quanta counts the brackets that waited because programs take turns.
+	Quanta residency.Quanta `json:"quanta"`
 	// Eviction is the rule that says which extent goes first when the device is full.
 	Eviction string `json:"eviction"`
 	// Transfers is the discipline that says which transfer begins next.
@@ -324,7 +326,7 @@ func (d *device) status() DeviceStatus {
 		Eviction:    memory.Eviction,
 		PinnedBytes: memory.Pinned, MovedInBytes: memory.MovedIn, MovedOutBytes: memory.MovedOut,
 		Brackets: memory.Brackets, BracketsWaiting: memory.Waiting,
-		Evicted: memory.Departures, OverBus: memory.OverBus,
+		Evicted: memory.Departures, OverBus: memory.OverBus, Quanta: memory.Quanta,
 		Transfers: *d.transfers.Load(),
 		Lost:      d.lost.Load(),
 		Users:     memory.Users,

@@ -63,6 +63,11 @@ var liveSettings = []liveSetting{
 		apply: func(_ context.Context, s *service, next *settings) error {
 			return s.cache.SetEviction(next.eviction.word)
 		}},
+	{name: "bracket-quantum",
+		apply: func(_ context.Context, s *service, next *settings) error {
+			s.cache.SetQuantum(next.quantum.Duration)
+			return nil
+		}},
 	{name: "transfers",
 		apply: func(_ context.Context, s *service, next *settings) error {
 			return s.cache.SetTransfers(next.transfers.word)

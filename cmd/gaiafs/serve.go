@@ -183,6 +183,7 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 		UserShare:         float64(m.userShare) / 100,
 		Eviction:          m.eviction.word,
 		Transfers:         m.transfers.word,
+		Quantum:           m.quantum.Duration,
 		Tenants:           m.tenants.list,
 		Preferences:       m.priorities.list,
 		LiveBudget:        m.gpuMemory.size == 0,

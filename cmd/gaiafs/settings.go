@@ -27,6 +27,7 @@ type settings struct {
 	priorities        priorityFile
 	eviction          choice
 	transfers         choice
+	quantum           span
 	readOnly          bool
 	restrict          restriction
 	kernelOpens       bool
@@ -53,6 +54,7 @@ func newSettings() *settings {
 		hostMemory:        defaultHostMemory(cgroupLimit),
 		pinnedMemory:      pinnedShare * defaultHostMemory(cgroupLimit),
 		userShare:         75,
+		quantum:           span{Duration: pagecache.DefaultQuantum},
 		eviction:          choice{pagecache.DefaultEviction, pagecache.EvictionNames()},
 		transfers:         choice{pagecache.DefaultTransfers, pagecache.TransferNames()},
 		passthrough:       choice{"auto", []string{"auto", "off"}},
@@ -93,6 +95,8 @@ func (s *settings) flags() *pflag.FlagSet {
 	f.Var(&s.priorities, "priorities", "TOML file that says which files' memory goes first; docs/eviction.md describes it")
 	f.Var(&s.tenants, "tenants", "TOML file with shares of device memory by user, cgroup, name and directory; docs/tenants.md describes it")
 	f.Var(&s.eviction, "eviction", "which extent goes first when a device is full; docs/eviction.md describes the rules")
+	f.Var(&s.quantum, "bracket-quantum",
+		"longest time that a program keeps its device memory while others of its tenant wait; 0: programs take no turns")
 	f.Var(&s.transfers, "transfers",
 		"which transfer of a device begins next; docs/transfers.md describes the disciplines")
 	f.BoolVar(&s.readOnly, "read-only", s.readOnly, "refuse all changes")

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/pagecache/residency/policy"
+	"github.com/gaiafs/gaiafs/pagecache/residency/quanta"
 	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
@@ -28,9 +29,12 @@ type Options struct {
 	Pinned *Pinned
 	// Tenants are the configured tenants. tenants.Check has accepted them.
 	Tenants []tenants.Tenant
+	// Quantum is the longest quantum of a client. 0: there are none. See package quanta.
+	Quantum time.Duration
 	// Recall asks clients to end the brackets that they keep without need. It is called before a victim is chosen,
-	// without locks, and may wait for clients. nil means that there is nothing to recall.
-	Recall func(ctx context.Context)
+	// without locks, and may wait for clients. It does not ask clients that are spared, if spares is not nil. nil means
+	// that there is nothing to recall.
+	Recall func(ctx context.Context, spares func(Client) bool)
 	// Log receives messages that no caller waits for.
 	Log *slog.Logger
 }
@@ -76,6 +80,12 @@ type Device struct {
 	stock      *stock                                       // of the grant that has the turn, or nil; protected by mu
 	departures map[departure]struct{ Extents, Bytes int64 } // since the device was made; protected by mu
 	overBus    OverBus                                      // protected by mu
+	// the longest quantum, what each tenant's clients have, how many grants wait for one, and how many did. Protected
+	// by mu
+	quantum time.Duration
+	quanta  map[tenants.ID]*quanta.Quanta
+	queued  int
+	waited  Quanta
 	// promised is how many bytes the reservation that has the turn has freed so far. Protected by mu.
 	promised int64
 	// freed has an element when memory was freed, or when it turned out that some will not be freed.
@@ -92,7 +102,7 @@ func New(d gpubackend.Device, o Options) (*Device, error) {
 		o.Pinned = NewPinned(0)
 	}
 	if o.Recall == nil {
-		o.Recall = func(context.Context) {}
+		o.Recall = func(context.Context, func(Client) bool) {}
 	}
 	info := d.Info()
 	ledger, err := tenants.New(info.Memory, o.Tenants)
@@ -103,7 +113,8 @@ func New(d gpubackend.Device, o Options) (*Device, error) {
 	made := &Device{
 		backend: d, info: info, options: o, budget: info.Memory, share: o.Share, pinned: o.Pinned,
 		grants: make(map[*Grant]struct{}), departures: make(map[departure]struct{ Extents, Bytes int64 }),
-		rule: rule, eviction: o.Eviction, ledger: ledger,
+		rule: rule, eviction: o.Eviction, ledger: ledger, quantum: o.Quantum,
+		quanta:  make(map[tenants.ID]*quanta.Quanta),
 		extents: make(map[policy.ID]*Extent), charges: make(map[uint32]int64), freed: make(chan struct{}, 1),
 	}
 	o.Pinned.use(made)
@@ -207,6 +218,7 @@ type Status struct {
 	OverBus    OverBus
 	Brackets   int // grants not yet given back
 	Waiting    int // grants that clients wait for
+	Quanta     Quanta
 	Users      []UserPins
 	// Pins is the size of pinned Keys' extents by user. PinnedIdle is the bytes of those that nobody maps and that
 	// stay.
@@ -233,7 +245,8 @@ func (d *Device) Status() Status {
 		Tenants: d.ledger.Accounts(),
 		Budget:  d.budget, Why: d.why,
 		Users:  make([]UserPins, 0, len(d.charges)),
-		Pinned: d.takenHost, MovedIn: d.movedIn, MovedOut: d.movedOut, Brackets: len(d.grants), Waiting: len(d.line),
+		Pinned: d.takenHost, MovedIn: d.movedIn, MovedOut: d.movedOut, Brackets: len(d.grants), Waiting: len(d.line) + d.queued,
+		Quanta: d.waited,
 	}
 	for user, n := range d.charges {
 		s.Users = append(s.Users, UserPins{user, n})

@@ -33,6 +33,7 @@ func (t Tenant) id() tenants.ID {
 type Pin struct {
 	dev     *Device
 	by      Tenant
+	client  Client    // of a grant
 	keeps   bool      // made by Keep; nobody is charged
 	failed  bool      // of a failed attempt at a grant: its Free frees nothing that others wait for
 	extents []*Extent // in the order of their pages
@@ -131,6 +132,7 @@ func (d *Device) pinLocked(x *Extent, p *Pin) {
 			x.had = append(x.had, p.by.User)
 		}
 		x.pins[p.by.User]++
+		x.client = p.client
 		x.mappers = append(x.mappers, p.by.id())
 		d.ownFirstLocked(x)
 	}

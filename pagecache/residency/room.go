@@ -125,8 +125,12 @@ func (w *waiting) wait(ctx context.Context, d *Device, size int64, before seen) 
 }
 
 // sparing says which extents are not evicted: copied spares those that somebody copies from, because their memory is
-// freed only when the copy has ended; written spares those that a program changed since they were placed.
-type sparing struct{ copied, written bool }
+// freed only when the copy has ended; written spares those that a program changed since they were placed. by is the
+// client that asks: others' extents that a quantum protects are spared, and its own if own is set.
+type sparing struct {
+	copied, written, own bool
+	by                   Client
+}
 
 // evict evicts extents from a tier, and reports whether one left. From pinned memory it evicts extents of any device.
 // It evicts one extent, or several at once that together have so many bytes. The caller has the turn of this device. It
@@ -147,7 +151,7 @@ func (d *Device) evict(ctx context.Context, from Tier, asks tenants.ID, why Why,
 			return false, err
 		}
 		if len(batch) == 0 {
-			d.options.Recall(ctx)
+			d.options.Recall(ctx, d.spares(but.by, asks))
 			recalled = true
 		}
 		if d.clean(ctx, batch, from, why, but) {
@@ -238,8 +242,8 @@ func (d *Device) victim(from Tier, asks tenants.ID, but sparing, asked map[*Exte
 	if from == TierHost {
 		order = d.pinned.victims(asks)
 	}
-	rank, priority := len(order), math.MaxInt
-	stays := d.stays()
+	rank, priority, stands := len(order), math.MaxInt, isProtected
+	stays, now := d.stays(), time.Now()
 	for id := range d.rule.Victims() {
 		x := d.extents[id]
 		if asked[x] || x.Placement().Tier != from || but.copied && x.copiedLocked() || but.written && x.written ||
@@ -247,14 +251,18 @@ func (d *Device) victim(from Tier, asks tenants.ID, but sparing, asked map[*Exte
 			continue
 		}
 		i, of := slices.Index(order[:min(rank+1, len(order))], x.owner), x.key.Preference().Priority
-		if i >= 0 && (i < rank || of < priority) {
-			best, rank, priority = x, i, of
+		at := d.standingLocked(x, but.by, asks, now)
+		if at == isProtected || at == ofItself && but.own || i < 0 {
+			continue
 		}
-		if rank == 0 && priority <= d.lowest {
+		if i < rank || of < priority || of == priority && at < stands {
+			best, rank, priority, stands = x, i, of, at
+		}
+		if rank == 0 && priority <= d.lowest && stands == ofOthers {
 			break
 		}
 	}
-	return best, rank, best != nil && rank == 0 && priority <= d.lowest && !policy.Counts(d.eviction)
+	return best, rank, best != nil && rank == 0 && priority <= d.lowest && stands == ofOthers && !policy.Counts(d.eviction)
 }
 
 // kept reports whether clients keep memory that they have unmapped and that was freed here.
