@@ -36,7 +36,8 @@ type Asking struct {
 	// Client identifies the program among those of By, and may be 0. Programs that do not fit together take turns.
 	Client Client
 
-	first chan struct{} // closed when this is the first in line
+	first  chan struct{} // closed when this is the first in line
+	brings time.Time     // since when memory is brought; zero: since the attempt that succeeds
 }
 
 // Grant has what a bracket uses, pinned: the device's own memory, and pinned host memory for what did not fit.
@@ -49,9 +50,10 @@ type Grant struct {
 	pins    []*Pin
 	by      tenants.ID
 	client  Client
-	had     int64 // of bytes, those that were in the device's own memory before
-	kept    bool  // protected by Device.mu
-	asked   bool  // it lacked memory, and the quanta do not know yet that it has it; protected by Device.mu
+	brings  time.Time // since when what it lacked is brought
+	had     int64     // of bytes, those that were in the device's own memory before
+	kept    bool      // protected by Device.mu
+	asked   bool      // it lacked memory, and the quanta do not know yet that it has it; protected by Device.mu
 }
 
 // Pins returns a Pin for each Want, in their order.
@@ -113,7 +115,12 @@ func (d *Device) Grant(ctx context.Context, wants []Want, a Asking) (*Grant, err
 
 // grant is Grant for a bracket that lacks memory, and may take some. quantum: its client has a quantum.
 func (d *Device) grant(ctx context.Context, wants []Want, a Asking, l lack, quantum bool) (*Grant, error) {
-	if !quantum && d.inLine() == 0 || quantum && d.lacks(wants).bytes == 0 { // what is in pinned memory may stay there
+	if quantum && !a.Nested {
+		if err := d.bringIn(ctx, wants, &a, l); err != nil {
+			return nil, err
+		}
+	}
+	if quantum || d.inLine() == 0 { // what is in pinned memory may stay there
 		if g, err := d.tryGrant(ctx, wants, &a, noAllocator, d.fits); !errors.Is(err, errFull) {
 			return g, err
 		}
@@ -123,14 +130,6 @@ func (d *Device) grant(ctx context.Context, wants []Want, a Asking, l lack, quan
 			return nil, err
 		}
 		defer d.unqueue(&a)
-	}
-	if quantum && !a.Nested {
-		if err := d.awaitIdle(ctx, &a, l); err != nil {
-			return nil, err
-		}
-		if err := d.swapIn(ctx, wants, &a); err != nil {
-			return nil, err
-		}
 	}
 	timeout := time.NewTimer(a.Patience)
 	defer timeout.Stop()
@@ -290,7 +289,10 @@ func (d *Device) holders() string {
 func (d *Device) tryGrant(
 	ctx context.Context, wants []Want, a *Asking, allocate allocator, fit fitter,
 ) (_ *Grant, err error) {
-	g := &Grant{dev: d, process: a.Process, since: time.Now(), by: a.By.id(), client: a.Client}
+	g := &Grant{dev: d, process: a.Process, since: time.Now(), by: a.By.id(), client: a.Client, brings: a.brings}
+	if g.brings.IsZero() {
+		g.brings = g.since
+	}
 	defer func() {
 		if err != nil {
 			for _, p := range g.pins {

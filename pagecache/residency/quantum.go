@@ -22,6 +22,8 @@ const (
 	DefaultQuantum = 100 * time.Millisecond
 	// quantumTick is the longest pause between two looks at whether a quantum has ended.
 	quantumTick = time.Millisecond
+	// lookPart: looking takes no more than 1/lookPart of the time.
+	lookPart = 16
 	// recallPart: the first in line asks clients for the brackets that they keep after 1/recallPart of the longest
 	// quantum.
 	recallPart = 4
@@ -94,7 +96,7 @@ func (d *Device) awaitQuantum(ctx context.Context, a *Asking, l lack) (has bool,
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	w.q = d.quantaLocked(a.By.id())
-	w.q.Ask(a.Client, w.began, l.bytes)
+	w.q.Ask(a.Client, w.began, l.bytes, d.awayLocked(a.Client))
 	if a.Client == 0 || d.quantum == 0 || l.bytes == 0 || a.Nested || d.fitsLocked(l.bytes) ||
 		!d.paysLocked(a, l.bytes) {
 		return w.q.Protected(a.Client, w.began), nil
@@ -109,13 +111,21 @@ func (d *Device) awaitQuantum(ctx context.Context, a *Asking, l lack) (has bool,
 			return has, nil
 		}
 		recalls := w.queueLocked(now)
+		tick := quantumTick
+		if !w.first.IsZero() {
+			tick /= 4
+		}
+		tick = max(min(tick, again.Sub(now)), lookPart*time.Since(now))
 		d.mu.Unlock()
 		if recalls {
 			d.options.Recall(ctx, nil) // a client that does nothing may keep brackets
 		}
-		err := until(ctx, again, now)
+		select {
+		case <-time.After(tick):
+		case <-ctx.Done():
+		}
 		d.mu.Lock()
-		if err != nil {
+		if err := ctx.Err(); err != nil {
 			w.endLocked(false, time.Now())
 			return false, err
 		}
@@ -124,12 +134,11 @@ func (d *Device) awaitQuantum(ctx context.Context, a *Asking, l lack) (has bool,
 
 // quantumWait is a grant's wait for a quantum.
 type quantumWait struct {
-	d      *Device
-	q      *quanta.Quanta
-	a      *Asking
-	began  time.Time
-	waits  bool
-	queued bool
+	d     *Device
+	q     *quanta.Quanta
+	a     *Asking
+	began time.Time
+	waits bool
 	// first is when the grant was seen to be the first in line, recalled that clients were asked for kept brackets.
 	first    time.Time
 	recalled bool
@@ -145,6 +154,9 @@ func (w *quantumWait) mayLocked(now time.Time, l lack) (may, has bool, again tim
 		})
 		return may, may, again
 	}
+	if !w.q.Any(now) {
+		return true, false, now
+	}
 	idle, _ := w.d.spareLocked(w.a, now, true)
 	return idle >= l.bytes, false, now.Add(quantumTick)
 }
@@ -155,10 +167,9 @@ func (w *quantumWait) queueLocked(now time.Time) (recalls bool) {
 	if !w.waits {
 		w.waits = true
 		w.d.queued++
-	}
-	if !w.queued && w.q.Hungry(w.a.Client) {
-		w.queued = true
-		w.q.Queue(w.a.Client)
+		if !w.q.Skips(w.a.Client) {
+			w.q.Queue(w.a.Client)
+		}
 	}
 	if w.first.IsZero() && w.q.First(w.a.Client) {
 		w.first = now
@@ -170,12 +181,10 @@ func (w *quantumWait) queueLocked(now time.Time) (recalls bool) {
 
 // endLocked ends the wait, and counts it. Device.mu is held.
 func (w *quantumWait) endLocked(may bool, now time.Time) {
-	if w.queued {
-		w.q.Leave(w.a.Client)
-	}
 	if !w.waits {
 		return
 	}
+	w.q.Leave(w.a.Client)
 	took, all := now.Sub(w.began).Seconds(), &w.d.waited
 	w.d.queued--
 	all.Waits++
@@ -186,8 +195,28 @@ func (w *quantumWait) endLocked(may bool, now time.Time) {
 	all.Longest = max(all.Longest, took)
 }
 
+// bringIn brings to the device what a client with a quantum has in pinned memory, and makes room for it. If brackets of
+// clients without a quantum have the memory, they get no new ones meanwhile.
+func (d *Device) bringIn(ctx context.Context, wants []Want, a *Asking, l lack) error {
+	d.mu.Lock()
+	idle, all := d.spareLocked(a, time.Now(), false)
+	d.mu.Unlock()
+	if idle < min(l.bytes, all) {
+		if err := d.queue(ctx, a); err != nil {
+			return err
+		}
+		err := d.awaitIdle(ctx, a, l)
+		d.unqueue(a)
+		if err != nil {
+			return err
+		}
+	}
+	a.brings = time.Now()
+	return d.swapIn(ctx, wants, a)
+}
+
 // awaitIdle waits until brackets of clients without a quantum have given back what a client that has one lacks. The
-// client is first in line, so they get no new ones. It waits for a part of the longest quantum.
+// client is first in line. It waits for a part of the longest quantum.
 func (d *Device) awaitIdle(ctx context.Context, a *Asking, l lack) error {
 	most := time.After(min(d.longestQuantum(), a.Patience) / idlePart)
 	for recalled := false; ; {
@@ -233,18 +262,21 @@ func (d *Device) longestQuantum() time.Duration {
 	return d.quantum
 }
 
-// until waits until a time, or for a tick.
-func until(ctx context.Context, at, now time.Time) error {
-	select {
-	case <-time.After(min(quantumTick, max(at.Sub(now), quantumTick/8))):
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
 // fitsLocked reports whether there is room for so many bytes. Device.mu is held.
 func (d *Device) fitsLocked(bytes int64) bool { return d.taken+d.promised+bytes <= d.budget }
+
+// awayLocked returns how many bytes a client has in pinned memory. Device.mu is held.
+func (d *Device) awayLocked(c Client) (bytes int64) {
+	if c == 0 || d.takenHost == 0 {
+		return 0
+	}
+	for _, x := range d.extents {
+		if x.client == c && x.Placement().Tier == TierHost {
+			bytes += x.size
+		}
+	}
+	return bytes
+}
 
 // paysLocked reports whether other clients of the same tenant have memory, and the tenant would have to give way to its
 // own request. Device.mu is held.
@@ -351,7 +383,7 @@ func (d *Device) swapOne(ctx context.Context, x *Extent, a *Asking) (bool, error
 func (d *Device) readyLocked(g *Grant, now time.Time) {
 	g.asked = false
 	moved := max(g.bytes-g.pinned-g.had, 0)
-	d.quantaLocked(g.by).Ready(g.client, now, moved, now.Sub(g.since))
+	d.quantaLocked(g.by).Ready(g.client, now, moved, now.Sub(g.brings))
 }
 
 // Ready notes that everything that the grant has is up to date.

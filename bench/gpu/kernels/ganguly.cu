@@ -11,7 +11,8 @@
  * It prints a line: kernel, kind, way, seconds, brackets, microseconds of a gaia_use, when it began and ended, and
  * whether the sum is right. Environment: KEEP=BYTES leaves no more than that of the device free, for managed memory;
  * GATE=FILE makes FILE.PID when all is filled, and begins once there is FILE; PAUSE=MICROSECONDS is what the program
- * does after each bracket without the GPU.
+ * does after each bracket without the GPU; ROUNDS=N has fdtd, hotspot and srad do N times as many rounds, so their sums
+ * are others.
  *
  * Built by a C++ compiler without CUDA, it runs on the CPU: kind copy, or movable on an emulated device. Sums are the
  * same, since it only adds, multiplies and divides, without contraction (nvcc -fmad=false, g++ -ffp-contract=off).
@@ -161,6 +162,14 @@ template <class T> struct Array {
 	}
 	gaia_range all() const { return { p, n * sizeof(T) }; }
 };
+
+/* times is n, multiplied by ROUNDS. */
+static int times(int n)
+{
+	const char *rounds = getenv("ROUNDS");
+
+	return rounds != nullptr ? n * atoi(rounds) : n;
+}
 
 /* step_of is how much of n is worked on at a time. */
 static size_t step_of(size_t n) { return tiled ? (n + TILES - 1) / TILES : n; }
@@ -498,7 +507,7 @@ static u64 fdtd(size_t bytes)
 	fill<float>(ey, 10, 1000);
 	fill<float>(hz, 11, 1000);
 	ready();
-	for (int round = 0; round < 4; round++) {
+	for (int round = 0; round < times(4); round++) {
 		bands(rows, { ey, hz }, [&](long from, long to) { fdtd_ey(from, to, ey.p, hz.p); });
 		bands(rows, { ex, hz }, [&](long from, long to) { fdtd_ex(from, to, ex.p, hz.p); });
 		bands(rows, { hz, ex, ey }, [&](long from, long to) { fdtd_hz(from, to, rows, ex.p, ey.p, hz.p); });
@@ -527,7 +536,7 @@ static u64 hotspot(size_t bytes)
 	set<float>(b, 0);
 	fill<float>(power, 13, 10);
 	ready();
-	for (int round = 0; round < 6; round++) {
+	for (int round = 0; round < times(6); round++) {
 		bands(rows, { *in, power, *out },
 			[&](long from, long to) { hotspot_step(from, to, rows, in->p, power.p, out->p); });
 		std::swap(in, out);
@@ -576,7 +585,7 @@ static u64 srad(size_t bytes)
 	for (const auto &a : { co, dn, ds, dw, de })
 		set<float>(a, 0);
 	ready();
-	for (int round = 0; round < 3; round++) {
+	for (int round = 0; round < times(3); round++) {
 		bands(rows, { j, co, dn, ds, dw, de }, [&](long from, long to) { srad_first(from, to, rows, j.p, d, co.p); });
 		bands(rows, { j, co, dn, ds, dw, de }, [&](long from, long to) { srad_second(from, to, rows, j.p, d, co.p); });
 	}

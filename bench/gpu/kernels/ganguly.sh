@@ -29,7 +29,7 @@ kernels="bfs sssp nw ra backprop fdtd hotspot srad"
 sums() { # KERNEL MIB: what the CPU makes of it
 	[ -e "$work/sums/$1.$2" ] || "$work/cpu" "$1" "$2" copy whole - "$work/sums" >/dev/null
 }
-mount() { "$GAIAFS" mount --daemon --gpus "$gpus" --log-level warn "$@" "$work/s" "$work/m" >/dev/null; }
+mount() { "$GAIAFS" mount --daemon --gpus "$gpus" --log-level warn ${QUANTUM:+--bracket-quantum $QUANTUM} "$@" "$work/s" "$work/m" >/dev/null; }
 umount() { "$GAIAFS" umount "$work/m" || echo "umount failed"; }
 run() { timeout 60 "$work/ganguly" "$1" "$2" "$3" "$4" "$work/m/$1.$BASHPID" "$work/sums" || echo "FAILED: $*"; }
 

@@ -17,7 +17,9 @@
 //
 // Clients wait for a quantum in order of arrival, and only if they are hungry: their brackets need memory again sooner
 // than moving that takes. A program that pauses for longer would gain little, and would keep memory that others could
-// use. A client that has no bracket for Grace, and asks for none, gives its quantum up.
+// use. A client that has no bracket for Grace, and asks for none, gives its quantum up. A client that
+// brings memory for more than half of a quantum, because it uses more than there is or uses it only once, gets none for a
+// while.
 //
 // # What it does not do
 //

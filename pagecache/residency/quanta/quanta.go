@@ -18,6 +18,9 @@ const (
 	forgets = 2 * time.Second
 	// speed is how many bytes moving brings in a second, until some have moved.
 	speed = 10e9
+	// A client whose quantum was in vain gets none for so many brackets that lack memory, and twice as many the next
+	// time. If it got nothing, these are a few.
+	leastSkips, mostSkips, fewSkips = 64, 1024, 4
 	// weight is that of all earlier values in an average, if that of the next one is 1.
 	weight = 3
 )
@@ -43,14 +46,19 @@ type client struct {
 
 	pause, bytes float64 // averages: seconds without a bracket before one that lacks memory, and what that lacks
 	samples      int     // in these averages
+	away         int64   // bytes in pinned memory
 
 	began time.Time     // of the quantum; zero: it has none
 	ready time.Time     // when it last had what a bracket lacked
 	moved time.Duration // bringing memory took so long in this quantum
+
+	skips int // so many brackets that lack memory are not hungry any more
+	vain  int // what skips becomes if the next quantum is in vain
 }
 
-// Ask notes that a bracket of c lacks so many bytes of the device's own memory. Ready or Failed follow.
-func (q *Quanta) Ask(c Client, now time.Time, bytes int64) {
+// Ask notes that a bracket of c lacks so many bytes of the device's own memory, and that c has so many in pinned memory
+// (away). Ready or Failed follow.
+func (q *Quanta) Ask(c Client, now time.Time, bytes, away int64) {
 	if c == 0 {
 		return
 	}
@@ -65,7 +73,9 @@ func (q *Quanta) Ask(c Client, now time.Time, bytes int64) {
 		of.pause, of.bytes = average(of.pause, pause, of.samples), average(of.bytes, float64(bytes), of.samples)
 	}
 	of.asking++
+	of.away = away
 	of.hidden = false
+	of.skips = max(of.skips-1, 0)
 }
 
 // Press notes that clients of the tenant lack memory that others of them have.
@@ -149,17 +159,24 @@ func (q *Quanta) Leave(c Client) {
 	}
 }
 
-// Hungry reports whether c is better off with quanta: it needs memory again sooner than bringing it takes.
+// Hungry reports whether c is better off with quanta: it needs memory again sooner than bringing it takes, and before
+// it would have to give its quantum up; and bringing what it has in pinned memory takes less than half of a quantum.
 func (q *Quanta) Hungry(c Client) bool {
 	of := q.clients[c]
-	if q.Longest == 0 || of == nil || of.samples == 0 {
+	if q.Longest == 0 || of == nil || of.samples == 0 || of.skips > 0 {
 		return false
 	}
 	rate := q.speed
 	if rate == 0 {
 		rate = speed
 	}
-	return of.pause < of.bytes/rate
+	return of.pause < min(Grace.Seconds(), of.bytes/rate) && 2*float64(of.away)/rate < q.Longest.Seconds()
+}
+
+// Skips reports whether c gets no quantum now because its last one was in vain.
+func (q *Quanta) Skips(c Client) bool {
+	of := q.clients[c]
+	return of != nil && of.skips > 0
 }
 
 // May reports whether c has a quantum, or begins one now. spare reports whether any memory is without a quantum. If not, it
@@ -168,7 +185,7 @@ func (q *Quanta) May(c Client, now time.Time, spare func() bool) (may bool, agai
 	if q.Protected(c, now) {
 		return true, now
 	}
-	if len(q.line) > 0 && q.line[0] != c {
+	if !q.Next(c) {
 		return false, now.Add(Grace)
 	}
 	again = now.Add(q.Longest)
@@ -200,11 +217,25 @@ func (q *Quanta) Protected(c Client, now time.Time) bool {
 	if q.Longest > 0 && now.Before(of.end(q.Longest, now)) {
 		return true
 	}
-	if of.open+of.asking == 0 {
-		of.samples = 0 // it has to show anew that it is hungry
-	}
-	of.began = time.Time{}
+	of.over(q.Longest, now)
 	return false
+}
+
+// over ends a quantum. It was in vain if the client got nothing, or brought memory most of the time.
+func (c *client) over(longest time.Duration, now time.Time) {
+	lasted := min(now.Sub(c.began), longest)
+	switch {
+	case c.open+c.asking == 0:
+		c.samples = 0 // it has to show anew that it is hungry
+	case c.moved == 0:
+		c.skips = fewSkips // brackets of others would not end
+	case 2*c.moved > lasted:
+		c.vain = min(2*max(c.vain, leastSkips/2), mostSkips)
+		c.skips = c.vain
+	default:
+		c.vain = 0
+	}
+	c.began = time.Time{}
 }
 
 // MayKeep reports whether c may keep brackets. While clients compete for memory, only those with a quantum may: whether
@@ -212,6 +243,19 @@ func (q *Quanta) Protected(c Client, now time.Time) bool {
 func (q *Quanta) MayKeep(c Client, now time.Time) bool {
 	return q.Longest == 0 || now.Sub(q.pressed) >= forgets || q.Protected(c, now)
 }
+
+// Any reports whether a client has a quantum.
+func (q *Quanta) Any(now time.Time) bool {
+	for c := range q.clients {
+		if q.Protected(c, now) {
+			return true
+		}
+	}
+	return false
+}
+
+// Next reports whether nobody is in line before c.
+func (q *Quanta) Next(c Client) bool { return len(q.line) == 0 || q.line[0] == c }
 
 // First reports whether c is the first in line.
 func (q *Quanta) First(c Client) bool { return len(q.line) > 0 && q.line[0] == c }
@@ -222,6 +266,9 @@ func (c *client) brings(now time.Time) bool { return c.asking > 0 || now.Sub(c.r
 // end returns the end of a client's quantum, if it asks for nothing more.
 func (c *client) end(longest time.Duration, now time.Time) time.Time {
 	end := c.began.Add(longest)
+	if 2*c.moved > longest {
+		return now // it will not have much of it
+	}
 	if kept := c.began.Add((1 + keeps) * c.moved); !c.brings(now) && kept.Before(end) {
 		end = kept
 	}
