@@ -153,6 +153,16 @@ func (s *statusDocument) printMoves(b *strings.Builder) {
 		}
 		return rows
 	})
+	section(b, "Brackets that waited for their programs' turns", func(t io.Writer) (rows int) {
+		for _, d := range s.Devices {
+			if q := d.Quanta; q.Waits > 0 {
+				rows++
+				fmt.Fprintf(t, "  gpu%d\t%s\t%.1f s\tlongest %.3f s\n", d.Device, count(int(q.Waits), "bracket"),
+					q.Seconds, q.Longest)
+			}
+		}
+		return rows
+	})
 	section(b, "Brackets with pinned memory, which kernels reach over the bus", func(t io.Writer) (rows int) {
 		for _, d := range s.Devices {
 			if o := d.OverBus; o.Brackets > 0 {

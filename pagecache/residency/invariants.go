@@ -16,7 +16,7 @@ func (d *Device) checkLocked() {
 		if x.mapped > 0 {
 			mapped += x.size
 		}
-		if x.Placement().Tier == TierVRAM {
+		if x.Placement().Tier == TierVRAM && !x.moving { // Move counts it after it has placed it
 			bytes += x.size
 		}
 		if x.counted != TierNone && x.counted != x.Placement().Tier && !x.moving {

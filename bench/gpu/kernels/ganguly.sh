@@ -6,7 +6,8 @@
 #
 # PARTs are kernels, managed, eight, tenants, transfers and models; without PARTs, all of them. FOLDER needs 16 GiB of
 # free space, best in memory (/dev/shm). Needs nvcc; models needs PyTorch and transformers, and PYTHONPATH with gaiafs.
-# With GPUS=emulated:1 everything runs on the CPU, for a trial.
+# With GPUS=emulated:1 everything runs on the CPU, for a trial. moves.sh runs all of it in six minutes, with smaller
+# sizes, and prints a table.
 set -u -o pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 folder=$1 mib=${MIB:-512} gpus=${GPUS:-cuda:0}
@@ -15,21 +16,26 @@ work=$(mktemp -d "$folder/gaiafs-ganguly.XXXXXX")
 trap '"$GAIAFS" umount "$work/m" 2>/dev/null; rm -rf "$work"' EXIT
 mkdir "$work/s" "$work/m" "$work/sums"
 PATH=$PATH:/usr/local/cuda/bin
-g++ -O2 -ffp-contract=off -std=c++17 -I"$INCLUDE" -o "$work/cpu" -x c++ "$here/ganguly.cu" -x none "$LIBRARY" \
-	-ldl -lpthread || exit
-if [[ $gpus = emulated* ]]; then
-	cp "$work/cpu" "$work/ganguly"
+# With BUILT=FOLDER the programs are taken from there; part build puts them there.
+if [ -x "${BUILT:-}/ganguly" ]; then
+	cp "$BUILT"/{cpu,ganguly,transfers} "$work" || exit
 else
-	nvcc -O2 -std=c++17 -arch=native -fmad=false --extended-lambda -I"$INCLUDE" -o "$work/ganguly" \
-		"$here/ganguly.cu" "$LIBRARY" -ldl -lpthread &
-	compiler=$!
+	g++ -O2 -ffp-contract=off -std=c++17 -I"$INCLUDE" -o "$work/cpu" -x c++ "$here/ganguly.cu" -x none "$LIBRARY" \
+		-ldl -lpthread || exit
+	if [[ $gpus = emulated* ]]; then
+		cp "$work/cpu" "$work/ganguly"
+	elif [[ $# -ne 1 || ! $1 =~ ^(transfers|models)$ ]]; then
+		nvcc -O2 -std=c++17 -arch=native -fmad=false --extended-lambda -I"$INCLUDE" -o "$work/ganguly" \
+			"$here/ganguly.cu" "$LIBRARY" -ldl -lpthread &
+		compiler=$!
+	fi
+	gcc -std=c11 -O2 -I"$INCLUDE" -o "$work/transfers" "$here/transfers.c" "$LIBRARY" -ldl -lpthread || exit
 fi
-gcc -std=c11 -O2 -I"$INCLUDE" -o "$work/transfers" "$here/transfers.c" "$LIBRARY" -ldl -lpthread || exit
 kernels="bfs sssp nw ra backprop fdtd hotspot srad"
 sums() { # KERNEL MIB: what the CPU makes of it
 	[ -e "$work/sums/$1.$2" ] || "$work/cpu" "$1" "$2" copy whole - "$work/sums" >/dev/null
 }
-mount() { "$GAIAFS" mount --daemon --gpus "$gpus" --log-level warn ${QUANTUM:+--bracket-quantum $QUANTUM} "$@" "$work/s" "$work/m" >/dev/null; }
+mount() { "$GAIAFS" mount --daemon --gpus "$gpus" --log-level warn "$@" "$work/s" "$work/m" >/dev/null; }
 umount() { "$GAIAFS" umount "$work/m" || echo "umount failed"; }
 run() { timeout 60 "$work/ganguly" "$1" "$2" "$3" "$4" "$work/m/$1.$BASHPID" "$work/sums" || echo "FAILED: $*"; }
 
@@ -43,13 +49,20 @@ kernels() {
 	for percent in ${PERCENTS:-110 80 50 25}; do
 		for rule in ${RULES:-lru}; do
 			for way in ${WAYS:-whole tiled}; do
-				mount --gpu-memory $((mib * percent / 100))M --pinned-memory $((4 * mib))M --eviction "$rule" || return
-				run all "$mib" movable "$way" | sed "s/^/$percent% $rule /"
-				umount
+				brackets "$percent" "$rule" "$way" $((4 * mib))M "$percent% $rule"
 			done
 		done
+		# Without pinned memory everything that a bracket uses moves in. Brackets of tiles still fit.
+		[ -z "${MIGRATE:-}" ] || brackets "$percent" lru tiled 0 "$percent% migrate"
 	done
 }
+brackets() { # PERCENT RULE WAY PINNED LABEL
+	mount --gpu-memory $((mib * $1 / 100))M --pinned-memory "$4" --eviction "$2" || return
+	run all "$mib" movable "$3" | sed "s/^/$5 /"
+	umount
+}
+
+build() { cp "$work"/{cpu,ganguly,transfers} "$BUILT"; }
 
 # managed memory in what a ballast leaves free, as the driver moves it
 managed() {
@@ -79,19 +92,22 @@ together() {
 }
 
 eight() {
-	local budget=${BUDGET:-1024} size pause n part kernel=${KERNEL:-hotspot}
-	for size in $((budget * 21 / 64)) $((budget * 3 / 4)); do
-		sums "$kernel" "$size" &
+	local budget=${BUDGET:-1024} size pause n part kernel=${KERNEL:-hotspot} quantum
+	for part in ${PARTS:-1 4}; do
+		sums "$kernel" "$((part == 1 ? budget * 21 / 64 : budget * 3 / 4))" &
 	done
 	wait
 	for pause in ${PAUSES:-0 3000}; do
-		for part in 1 4; do
+		for part in ${PARTS:-1 4}; do
 			size=$((part == 1 ? budget * 21 / 64 : budget * 3 / 4))
-			for n in 1 8; do
-				mount --gpu-memory $((budget / part))M --pinned-memory $((8 * budget))M --eviction lru || return
-				echo -n "memory $((budget / part)) MiB, each maps $size MiB, pause $pause us: "
-				PAUSE=$pause together $n run "$kernel" "$size" movable tiled
-				umount
+			for quantum in ${QUANTA:-100ms}; do
+				for n in 1 8; do
+					mount --gpu-memory $((budget / part))M --pinned-memory $((8 * budget))M --eviction lru \
+						--bracket-quantum "$quantum" || return
+					echo -n "memory $((budget / part)) MiB, each maps $size MiB, pause $pause us, quantum $quantum: "
+					PAUSE=$pause together $n run "$kernel" "$size" movable tiled
+					umount
+				done
 			done
 		done
 	done
@@ -118,7 +134,7 @@ while len(glob.glob(work + "/gate.*")) < 3 and time.time() < deadline:
     time.sleep(0.05)
 open(work + "/gate", "w").close()
 seen, begin = [], time.time()
-while time.time() - begin < 20:
+while time.time() - begin < float(os.environ.get("LOOK", "20")):
     shown = subprocess.run([gaiafs, "status", "--json", work + "/m"], capture_output=True, check=True).stdout
     if any(os.path.getsize(work + "/out." + n) for n in ("one", "two", "five")):
         break
@@ -143,7 +159,7 @@ transfers() {
 	mount --gpu-memory ${LINK_MEMORY:-2G} --write-back-interval 10m || return
 	"$work/transfers" make "$work/s/big" ${LINK_MIB:-8192} || return
 	echo -n "alone: " && "$work/transfers" read "$work/m/u" 128
-	for discipline in fcfs priority preemptive preemptive-exclusive shares; do
+	for discipline in ${DISCIPLINES:-fcfs priority preemptive preemptive-exclusive shares}; do
 		"$GAIAFS" set "$work/m" transfers=$discipline >/dev/null
 		for ((i = 0; i < 7; i++)); do "$work/transfers" load "$work/m/big" ${LINK_MIB:-8192} 3 >"$work/out.$i" & done
 		sleep 1

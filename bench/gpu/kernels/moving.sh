@@ -5,6 +5,8 @@
 #
 #   GAIAFS=./gaiafs LIBRARY=./libgaiafs.a INCLUDE=DIR moving.sh FOLDER
 #
+# MEMORY="5G=lru 2G=lru,lfu" names budgets, and the rules for each.
+#
 # FOLDER needs 4 GiB of free space, best in memory (/dev/shm). Needs nvcc.
 set -u -o pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -13,7 +15,11 @@ work=$(mktemp -d "$folder/gaiafs-moving.XXXXXX")
 trap '"$GAIAFS" umount "$work/m" 2>/dev/null; rm -rf "$work"' EXIT
 mkdir "$work/s" "$work/m"
 PATH=$PATH:/usr/local/cuda/bin
-nvcc -O2 -std=c++17 -arch=native -I"$INCLUDE" -o "$work/moving" "$here/moving.cu" "$LIBRARY" -ldl -lpthread || exit
+if [ -x "${BUILT:-}/moving" ]; then # made before
+	cp "$BUILT/moving" "$work" || exit
+else
+	nvcc -O2 -std=c++17 -arch=native -I"$INCLUDE" -o "$work/moving" "$here/moving.cu" "$LIBRARY" -ldl -lpthread || exit
+fi
 "$work/moving" make "$work/s/f" $mib || exit
 # mounted MEMORY RULE COMMAND... runs the command on a mount.
 mounted() {
@@ -32,10 +38,12 @@ each() { # KIND FILE
 	done
 }
 for kind in ${BASE-copy pinned managed}; do label="-         " each "$kind" "$work/s/f"; done
-label="all mapping" mounted 5G lru each mapping "$work/m/f"
+label="all mapping" mounted "$((mib * 5 / 4))M" lru each mapping "$work/m/f"
 for memory in ${MEMORY-5G 3277M 2G 1G}; do
-	for rule in ${RULES:-allocated lru lfu flexgpu gpuswap random}; do
-		label="$memory $rule" mounted "$memory" "$rule" each movable "$work/m/f"
+	rules=${RULES:-allocated lru lfu flexgpu gpuswap random}
+	[[ $memory != *=* ]] || rules=${memory#*=}
+	for rule in ${rules//,/ }; do
+		label="${memory%=*} $rule" mounted "${memory%=*}" "$rule" each movable "$work/m/f"
 	done
 done
-mounted 1G lru "$work/moving" check "$work/m/f" $mib 1000
+mounted "$((mib / 4))M" lru "$work/moving" check "$work/m/f" $mib ${CHECKS:-1000}
