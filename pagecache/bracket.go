@@ -27,8 +27,8 @@ type UseOptions struct {
 	// Patience is the longest wait for other brackets to end. 0 stands for DefaultPatience.
 	Patience time.Duration
 	Process  uint32
-	// ClientID tells the clients of a tenant apart, which take turns if their memory does not fit together. 0: it is not
-	// told apart, and does not take turns.
+	// ClientID tells the clients of a tenant apart. They take turns if their memory does not fit together. 0: this one
+	// takes no turns.
 	ClientID ClientID
 	// Keeper keeps the bracket open after its end, if allowed (Bracket.Kept). nil: the bracket is not kept.
 	Keeper Keeper

@@ -213,3 +213,55 @@ func TestGPUsOnAMountWithout(t *testing.T) {
 	require.Equal(t, KindEmulated, m.Kind())
 	require.NoError(t, m.Close())
 }
+
+// TestThousandMappingsOf100GiB: each mapping has only addresses until a bracket uses a part of it. All together have
+// 50,000 times as much as there is of memory.
+func TestThousandMappingsOf100GiB(t *testing.T) {
+	const size, mappings = 100 << 30, 1000
+	f, cache := startMoving(t)
+	require.NoError(t, f.Truncate(size))
+	var all []*Mapping
+	for range mappings {
+		m, err := Map(f, 0, size, ProtRead|ProtWrite, 0, Movable())
+		require.NoError(t, err)
+		all = append(all, m)
+	}
+	for i, m := range all {
+		at := int64(i) * 97 % 100 << 30
+		b, err := m.Use(t.Context(), at, brick)
+		require.NoError(t, err)
+		require.Equal(t, byte(i/100), m.Bytes()[at])
+		m.Bytes()[at] = byte(i/100 + 1)
+		require.NoError(t, b.Done())
+	}
+	for _, m := range all {
+		require.NoError(t, m.Close())
+	}
+	require.Zero(t, cache.Status().Devices[0].MappedBytes)
+}
+
+// TestBudgetBelowOpenBrackets: a budget becomes smaller than what open brackets have. They keep that, and nobody gets
+// more of the device until the rest fits.
+func TestBudgetBelowOpenBrackets(t *testing.T) {
+	f, cache := startMoving(t)
+	m := mapMoving(t, f, Movable())
+	b, err := m.Use(t.Context(), 0, 3*brick)
+	require.NoError(t, err)
+	require.NoError(t, cache.SetBudget(t.Context(), brick, "a test"))
+	copy(m.Bytes(), "abc")
+	other, err := m.Use(t.Context(), 8*brick, brick)
+	require.NoError(t, err)
+	d := cache.Status().Devices[0]
+	require.EqualValues(t, 3*brick, d.UsedBytes)
+	require.EqualValues(t, brick, d.PinnedBytes)
+	require.NoError(t, other.Done())
+	require.NoError(t, b.Done())
+	b, err = m.Use(t.Context(), 12*brick, brick)
+	require.NoError(t, err)
+	require.LessOrEqual(t, cache.Status().Devices[0].UsedBytes, int64(3*brick))
+	require.NoError(t, b.Done())
+	got := make([]byte, 3)
+	_, err = m.ReadAt(got, 0)
+	require.NoError(t, err)
+	require.Equal(t, "abc", string(got))
+}

@@ -245,8 +245,8 @@ func (d *Device) Status() Status {
 		Tenants: d.ledger.Accounts(),
 		Budget:  d.budget, Why: d.why,
 		Users:  make([]UserPins, 0, len(d.charges)),
-		Pinned: d.takenHost, MovedIn: d.movedIn, MovedOut: d.movedOut, Brackets: len(d.grants), Waiting: len(d.line) + d.queued,
-		Quanta: d.waited,
+		Pinned: d.takenHost, MovedIn: d.movedIn, MovedOut: d.movedOut, Brackets: len(d.grants),
+		Waiting: len(d.line) + d.queued, Quanta: d.waited,
 	}
 	for user, n := range d.charges {
 		s.Users = append(s.Users, UserPins{user, n})

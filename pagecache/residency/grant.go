@@ -146,9 +146,10 @@ func (d *Device) grant(ctx context.Context, wants []Want, a Asking, l lack, quan
 				"there is no memory for a bracket within another one, which would wait for others "+
 					"while they may wait for it; ask for all ranges in one bracket. %s%s", d.holders(), d.maxima(a.By.id()))
 		}
+		// Nobody reports that a client gave back unmapped memory, or that a quantum ended.
 		select {
 		case <-changed:
-		case <-time.After(keptTick * 16): // clients do not report when they give back unmapped memory, nor do quanta end
+		case <-time.After(keptTick * 16):
 		case <-timeout.C:
 			return nil, refuse(syscall.ETIMEDOUT, "the bracket waited %v for %s on device %d. %s%s", a.Patience,
 				humanize.IBytes(uint64(need(wants))), d.info.Ordinal, d.holders(), d.maxima(a.By.id()))

@@ -366,7 +366,8 @@ func (d *Device) swapOne(ctx context.Context, x *Extent, a *Asking) (bool, error
 	}
 	defer d.yield(mine)
 	for d.room() < x.size {
-		ok, err := d.evict(ctx, TierVRAM, id, ForBracket, sparing{copied: true, by: a.Client, own: true}, x.size-d.room())
+		but := sparing{copied: true, by: a.Client, own: true}
+		ok, err := d.evict(ctx, TierVRAM, id, ForBracket, but, x.size-d.room())
 		if !ok || err != nil {
 			return false, err
 		}

@@ -262,7 +262,8 @@ func (d *Device) victim(from Tier, asks tenants.ID, but sparing, asked map[*Exte
 			break
 		}
 	}
-	return best, rank, best != nil && rank == 0 && priority <= d.lowest && stands == ofOthers && !policy.Counts(d.eviction)
+	surely = best != nil && rank == 0 && priority <= d.lowest && stands == ofOthers
+	return best, rank, surely && !policy.Counts(d.eviction)
 }
 
 // kept reports whether clients keep memory that they have unmapped and that was freed here.

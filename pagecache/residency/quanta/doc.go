@@ -4,9 +4,9 @@
 //
 // # Why
 //
-// Programs that go through their files again and again take each other's memory just before it is needed. Then nearly
-// every bracket moves its memory first, or uses pinned memory, whatever the eviction rule. A program that may keep for a
-// while what it has brought uses it several times.
+// Programs that go through their files again and again take each other's memory just before it is needed again. Then
+// nearly every bracket moves its memory first, or uses pinned memory, whatever the eviction rule. A program that may
+// keep for a while what it has brought uses it several times.
 //
 // # Rules
 //
@@ -17,9 +17,8 @@
 //
 // Clients wait for a quantum in order of arrival, and only if they are hungry: their brackets need memory again sooner
 // than moving that takes. A program that pauses for longer would gain little, and would keep memory that others could
-// use. A client that has no bracket for Grace, and asks for none, gives its quantum up. A client that
-// brings memory for more than half of a quantum, because it uses more than there is or uses it only once, gets none for a
-// while.
+// use. A client that has no bracket for Grace, and asks for none, gives its quantum up. A client that brings memory for
+// more than half of a quantum, because it uses more than there is or uses it only once, gets none for a while.
 //
 // # What it does not do
 //

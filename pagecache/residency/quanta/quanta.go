@@ -11,8 +11,8 @@ type Client uint64
 const (
 	// keeps says for how many times the time of bringing its memory a client may keep it.
 	keeps = 4
-	// Grace is how long a client must have had no bracket, and have asked for none, to give its quantum up. A client that
-	// has asked for no memory for so long has brought its memory.
+	// Grace is how long a client must have had no bracket, and have asked for none, to give its quantum up. A client
+	// that has asked for no memory for so long has brought its memory.
 	Grace = time.Millisecond
 	// forgets is how long an idle client is remembered, and that clients competed.
 	forgets = 2 * time.Second
@@ -179,8 +179,8 @@ func (q *Quanta) Skips(c Client) bool {
 	return of != nil && of.skips > 0
 }
 
-// May reports whether c has a quantum, or begins one now. spare reports whether any memory is without a quantum. If not, it
-// is worth asking again at again.
+// May reports whether c has a quantum, or begins one now. spare reports whether there is memory without a quantum. If
+// not, it is worth asking again at again.
 func (q *Quanta) May(c Client, now time.Time, spare func() bool) (may bool, again time.Time) {
 	if q.Protected(c, now) {
 		return true, now
