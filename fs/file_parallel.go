@@ -123,10 +123,9 @@ func (h *home) storeAll(m []byte, runs [][]byte) error {
 
 // storeInto copies from into to, which is mapped. It fails with EFAULT if the file has become shorter or has no room.
 func storeInto(to, from []byte) (err error) {
-	for { // the faults of all pages at once
-		if err = unix.Madvise(to, unix.MADV_POPULATE_WRITE); !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN) {
-			break
-		}
+	err = unix.EINTR
+	for errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN) {
+		err = unix.Madvise(to, unix.MADV_POPULATE_WRITE) // the faults of all pages at once
 	}
 	if err != nil {
 		return err

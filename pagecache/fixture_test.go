@@ -130,7 +130,9 @@ func (h *memoryHome) WriteAt(p []byte, off int64) (int, error) {
 }
 
 // WriteParallel writes every other time, and otherwise stops in the middle.
-func (h *memoryHome) WriteParallel(runs [][]byte, off int64) bool { return h.writeRuns(h.WriteAt, runs, off) }
+func (h *memoryHome) WriteParallel(runs [][]byte, off int64) bool {
+	return h.writeRuns(h.WriteAt, runs, off)
+}
 
 func (h *memoryHome) writeRuns(write func(p []byte, off int64) (int, error), runs [][]byte, off int64) bool {
 	h.mu.Lock()

@@ -47,8 +47,8 @@ func Readers() int { return min(max(2, readingCores()), MaxReaders) }
 // readingCores is how many cores may read from home. It leaves some to copies and to programs.
 func readingCores() int { return runtime.GOMAXPROCS(0) * 3 / 4 }
 
-// share is how many goroutines work for one of several Fills of a device: some send, and the others read. If more in all
-// read, they take turns on the cores, and what they read leaves a core's cache before the device copies it. Each
+// share is how many goroutines work for one of several Fills of a device: some send, and the others read. If more in
+// all read, they take turns on the cores, and what they read leaves a core's cache before the device copies it. Each
 // relay's link wants as many as the own link, and one more that waits for it.
 func (p *Fill) share() int {
 	n := p.Device.sharers()
