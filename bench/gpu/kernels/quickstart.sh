@@ -126,7 +126,7 @@ END
 say PASS "a model of $mib MiB is written" $(($(now) - begin))
 
 # make build && pip install ./client/python, as README says. The bundle is built already.
-if "$python" -c 'import setuptools, sys; sys.exit(int(setuptools.__version__.split(".")[0]) < 77)' 2>/dev/null &&
+if "$python" -c 'import pip, setuptools, sys; sys.exit(int(setuptools.__version__.split(".")[0]) < 77)' 2>/dev/null &&
 	command -v make >/dev/null && command -v cc >/dev/null; then
 	cp -r "$root/client" "$work/client"
 	step "pip install ./client/python" '' \
@@ -135,7 +135,7 @@ fi
 if [ -e site/gaiafs ]; then
 	export PYTHONPATH=$work/site
 else
-	say SKIP "pip install ./client/python: it needs setuptools 77, make and cc"
+	say SKIP "pip install ./client/python: it needs pip, setuptools 77, make and cc"
 	export PYTHONPATH=$root/client/python GAIAFS_LIBRARY=$programs/libgaiafs.so.0
 fi
 
