@@ -53,8 +53,8 @@ func eachCommand(c *cobra.Command, fn func(*cobra.Command) error) error {
 	return nil
 }
 
-// optionsSection matches the section of the options as cobra writes it: with [=false] behind each switch, and without the
-// names of values.
+// optionsSection matches the section of the options as cobra writes it: with [=false] behind each switch, and without
+// the names of values.
 var optionsSection = regexp.MustCompile(`(?s)\.SH OPTIONS\n.*?(\n\.SH |$)`)
 
 // optionLine matches a line of pflag.FlagSet.FlagUsages: -r, --recursive NAME   text.

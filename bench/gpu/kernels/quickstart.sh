@@ -30,6 +30,7 @@ programs=$root/build
 [ -x "$programs/gaiafs" ] || die "there is no $programs/gaiafs: run this in a bundle, or after make build"
 gpus=${GPUS:-auto} mib=${MIB:-1024}
 python=$(command -v "${PYTHON:-python3}") || die "${PYTHON:-python3} is not installed"
+python=$(realpath -s "$python") # -s: a link in a virtual environment
 needed=torch
 [[ $gpus != emulated* ]] || needed=numpy
 "$python" -c "import $needed" 2>/dev/null || die "$python has no $needed: name another one with PYTHON"
@@ -126,7 +127,7 @@ END
 say PASS "a model of $mib MiB is written" $(($(now) - begin))
 
 # make build && pip install ./client/python, as README says. The bundle is built already.
-if "$python" -c 'import pip, setuptools, sys; sys.exit(int(setuptools.__version__.split(".")[0]) < 77)' 2>/dev/null &&
+if "$python" -c 'import setuptools, pip, sys; sys.exit(int(setuptools.__version__.split(".")[0]) < 77)' 2>/dev/null &&
 	command -v make >/dev/null && command -v cc >/dev/null; then
 	cp -r "$root/client" "$work/client"
 	step "pip install ./client/python" '' \
