@@ -282,7 +282,7 @@ func (g *gatherer) add(at int64, row []byte) {
 const (
 	// leastRow is the size in bytes from which a row is copied from where it was read. Shorter rows are gathered first:
 	// devices take longer for each of them than for its bytes.
-	leastRow = 512
+	leastRow = 256
 	// mostGathered is roughly the most bytes that are gathered into one copy.
 	mostGathered = 1 << 20
 )
