@@ -163,8 +163,8 @@ template <class T> struct Array {
 	gaia_range all() const { return { p, n * sizeof(T) }; }
 };
 
-/* times is n, multiplied by ROUNDS. */
-static int times(int n)
+/* repeats is n, multiplied by ROUNDS. */
+static int repeats(int n)
 {
 	const char *rounds = getenv("ROUNDS");
 
@@ -507,7 +507,7 @@ static u64 fdtd(size_t bytes)
 	fill<float>(ey, 10, 1000);
 	fill<float>(hz, 11, 1000);
 	ready();
-	for (int round = 0; round < times(4); round++) {
+	for (int round = 0; round < repeats(4); round++) {
 		bands(rows, { ey, hz }, [&](long from, long to) { fdtd_ey(from, to, ey.p, hz.p); });
 		bands(rows, { ex, hz }, [&](long from, long to) { fdtd_ex(from, to, ex.p, hz.p); });
 		bands(rows, { hz, ex, ey }, [&](long from, long to) { fdtd_hz(from, to, rows, ex.p, ey.p, hz.p); });
@@ -536,7 +536,7 @@ static u64 hotspot(size_t bytes)
 	set<float>(b, 0);
 	fill<float>(power, 13, 10);
 	ready();
-	for (int round = 0; round < times(6); round++) {
+	for (int round = 0; round < repeats(6); round++) {
 		bands(rows, { *in, power, *out },
 			[&](long from, long to) { hotspot_step(from, to, rows, in->p, power.p, out->p); });
 		std::swap(in, out);
@@ -585,7 +585,7 @@ static u64 srad(size_t bytes)
 	for (const auto &a : { co, dn, ds, dw, de })
 		set<float>(a, 0);
 	ready();
-	for (int round = 0; round < times(3); round++) {
+	for (int round = 0; round < repeats(3); round++) {
 		bands(rows, { j, co, dn, ds, dw, de }, [&](long from, long to) { srad_first(from, to, rows, j.p, d, co.p); });
 		bands(rows, { j, co, dn, ds, dw, de }, [&](long from, long to) { srad_second(from, to, rows, j.p, d, co.p); });
 	}
