@@ -21,7 +21,7 @@ const (
 	// A client whose quantum was in vain gets none for so many brackets that lack memory, and twice as many the next
 	// time. If it got nothing, these are a few.
 	leastSkips, mostSkips, fewSkips = 64, 1024, 4
-	// weight is that of all earlier values in an average, if that of the next one is 1.
+	// weight is that of all earlier values in an average, if that of the next one is 1. Pauses have no such weight.
 	weight = 3
 )
 
@@ -40,6 +40,7 @@ type Quanta struct {
 type client struct {
 	open   int       // its brackets
 	kept   int       // of open, those that it may have ended without telling
+	proven bool      // it did not pause in its last quantum
 	hidden bool      // its last bracket was a kept one, so nobody knows how long it has had none
 	asking int       // brackets that lack memory, until they have their bytes
 	idle   time.Time // since when it has neither
@@ -64,13 +65,18 @@ func (q *Quanta) Ask(c Client, now time.Time, bytes, away int64) {
 	}
 	q.sweep(now)
 	of := q.of(c)
-	if bytes > 0 && !q.Protected(c, now) && !of.hidden && of.kept == 0 && (!of.idle.IsZero() || of.open+of.asking > 0) {
+	switch unseen := of.hidden || of.kept > 0; {
+	case bytes == 0 || q.Protected(c, now) || unseen && of.proven:
+	case unseen:
+		of.samples = 0
+	case !of.idle.IsZero() || of.open+of.asking > 0:
 		pause := 0.0
 		if of.open+of.asking == 0 {
 			pause = now.Sub(of.idle).Seconds()
 		}
 		of.samples++
-		of.pause, of.bytes = average(of.pause, pause, of.samples), average(of.bytes, float64(bytes), of.samples)
+		of.pause = average(of.pause, pause, of.samples, 1)
+		of.bytes = average(of.bytes, float64(bytes), of.samples, weight)
 	}
 	of.asking++
 	of.away = away
@@ -106,7 +112,7 @@ func (q *Quanta) Ready(c Client, now time.Time, moved int64, took time.Duration)
 	if q.speed == 0 {
 		q.speed = float64(moved) / took.Seconds()
 	}
-	q.speed = average(q.speed, float64(moved)/took.Seconds(), weight)
+	q.speed = average(q.speed, float64(moved)/took.Seconds(), 2, weight)
 }
 
 // Failed notes that a bracket that lacked memory was not granted.
@@ -224,6 +230,7 @@ func (q *Quanta) Protected(c Client, now time.Time) bool {
 // over ends a quantum. It was in vain if the client got nothing, or brought memory most of the time.
 func (c *client) over(longest time.Duration, now time.Time) {
 	lasted := min(now.Sub(c.began), longest)
+	c.proven = c.open+c.asking > 0
 	switch {
 	case c.open+c.asking == 0:
 		c.samples = 0 // it has to show anew that it is hungry
@@ -305,8 +312,8 @@ func (q *Quanta) sweep(now time.Time) {
 	})
 }
 
-// average returns an average of n values, of which the last one is next.
-func average(all, next float64, n int) float64 {
+// average returns an average of n values, of which the last one is next. The others weigh so many times as much.
+func average(all, next float64, n int, weight float64) float64 {
 	if n <= 1 {
 		return next
 	}
