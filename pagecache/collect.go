@@ -158,45 +158,48 @@ func (f *File) collectSomeLocked(ctx context.Context, rg page.Range) (next page.
 }
 
 // collectOwnerLocked brings home what one owner released, a portion at a time. While one portion is written, the next
-// is fetched from the device: filesystems write a file under one lock, so more would not help. all is false if it
+// is fetched from the device. Portions that are to fly are small, so several are fetched meanwhile. all is false if it
 // stopped early because there is no room for more base copies. With careful set, it fails with changedBeside if home
 // was changed directly since the last look.
 func (f *File) collectOwnerLocked(
 	ctx context.Context, o versions.Owner, pending []lrc.Pending, fly, careful bool,
 ) (all bool, err error) {
 	h := f.holdings[o]
-	most := int64(collectPortion)
+	most, atOnce := int64(collectPortion), 1
 	if fly {
-		most = flightPortion
+		most, atOnce = flightPortion, collectPortion/flightPortion
 	}
 	portions := portionsOf(pending, most)
-	next := f.newPortionLocked(h, portions[0])
-	f.landDuringLocked(func() { next.fetch(ctx) })
-	for i := range portions {
-		c := next
-		<-c.fetched
-		all = i+1 == len(portions)
-		if next = nil; !all && c.err == nil && f.c.memory.fits(2*collectPortion*page.Size) {
-			next = f.newPortionLocked(h, portions[i+1])
-			go next.fetch(ctx)
+	var under []*portion // being fetched, besides the one that is stored next
+	begin := func() {
+		c := f.newPortionLocked(h, portions[0])
+		if under, portions = append(under, c), portions[1:]; len(portions) == 0 && len(under) == 1 && !f.flights.any() {
+			c.fetch(ctx) // nothing can be done meanwhile
+			return
 		}
+		go c.fetch(ctx)
+	}
+	for begin(); len(under) > 0; {
+		for len(portions) > 0 && len(under) <= atOnce && f.c.memory.fits(2*collectPortion*page.Size) {
+			begin()
+		}
+		c := under[0]
+		under = under[1:]
+		f.landUntilLocked(c.fetched)
 		err := f.storeLocked(c, fly, careful)
 		if !c.flies {
 			c.free()
 		}
 		if err != nil {
-			if next != nil {
-				<-next.fetched
-				next.abortLocked()
-				next.free()
+			for _, x := range under {
+				<-x.fetched
+				x.abortLocked()
+				x.free()
 			}
 			return false, err
 		}
-		if next == nil {
-			break
-		}
 	}
-	return all, nil
+	return len(portions) == 0, nil
 }
 
 // collectedLocked commits the ranges of a plan that are home. parts has the owner's bytes of each range. Where home

@@ -432,24 +432,15 @@ func (f *File) cutFlightsLocked(size int64) {
 	f.flights.remove(page.Range{Start: page.Count(size), End: page.From(0).Pages().End})
 }
 
-// landDuringLocked calls do, which must not need File.mu. While do runs, it brings flights home.
-func (f *File) landDuringLocked(do func()) {
-	if !f.flights.any() || f.collectErr != nil {
-		do()
-		return
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		do()
-	}()
+// landUntilLocked waits for done, which must not need File.mu. Meanwhile it brings flights home.
+func (f *File) landUntilLocked(done <-chan struct{}) {
 	for {
 		select {
 		case <-done:
 			return
 		default:
 		}
-		if !f.flights.any() || !f.c.manyFly() || f.landSomeLocked() != nil {
+		if !f.flights.any() || f.collectErr != nil || !f.c.manyFly() || f.landSomeLocked() != nil {
 			<-done
 			return
 		}

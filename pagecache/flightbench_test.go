@@ -18,11 +18,21 @@ import (
 // a machine with few processors.
 const slowly = 40
 
-// slowHome is written at the speed of a file in host memory, 7 GB/s.
+// slowHome is written at the speed of a file in host memory: by one core 4.5 GB/s, by four together 12.
 type slowHome struct{ *memoryHome }
 
+func (h slowHome) WriteParallel(runs [][]byte, off int64) bool {
+	n := 0
+	for _, run := range runs {
+		_, _ = h.memoryHome.WriteAt(run, off+int64(n))
+		n += len(run)
+	}
+	time.Sleep(time.Duration(slowly * n / 12))
+	return true
+}
+
 func (h slowHome) WriteAt(p []byte, off int64) (int, error) {
-	time.Sleep(time.Duration(slowly * len(p) / 7))
+	time.Sleep(time.Duration(slowly * len(p) * 2 / 9))
 	return h.memoryHome.WriteAt(p, off)
 }
 
