@@ -51,8 +51,15 @@ func (h *home) WriteParallel(runs [][]byte, off int64) bool {
 	if err != nil {
 		return false
 	}
-	defer func() { _ = unix.Munmap(m) }()
-	return h.storeAll(m, runs) == nil
+	err = h.storeAll(m, runs)
+	_ = unix.Munmap(m)
+	if err != nil {
+		return false
+	}
+	// Those who were woken may have read already, so the last page gets a call after all stores.
+	last := runs[len(runs)-1]
+	_, err = h.WriteAt(last[len(last)-page.Size:], off+n-page.Size)
+	return err == nil
 }
 
 // mapsWell reports whether the filesystem is one whose shared mappings behave like write calls.

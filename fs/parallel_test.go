@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -96,6 +97,60 @@ func TestWriteParallel(t *testing.T) {
 			require.NoError(t, os.Truncate(below, size))
 			require.False(t, written(t, h, runsOf(data, rnd), off), "pages are missing")
 		})
+	}
+}
+
+// TestWriteParallelWakesWatchers: who reads the file in SOURCE after each event has read all of it in the end.
+func TestWriteParallelWakesWatchers(t *testing.T) {
+	requireRoot(t)
+	n := &notary{}
+	s := mount(t, func(o *Options) { o.Granter = n })
+	mountTmpfs(t, filepath.Join(s.source, "d"), 0)
+	const size = 8 << 20
+	below := filepath.Join(s.source, "d/f")
+	require.NoError(t, os.WriteFile(below, make([]byte, size), 0o644))
+	h := s.homeOf(t, n, filepath.Join(s.mnt, "d/f"))
+	seen, err := os.Open(below)
+	require.NoError(t, err)
+	defer seen.Close()
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	require.NoError(t, err)
+	watch := os.NewFile(uintptr(fd), "inotify")
+	defer watch.Close()
+	_, err = unix.InotifyAddWatch(fd, below, unix.IN_MODIFY)
+	require.NoError(t, err)
+
+	for round := byte(1); round <= 20; round++ {
+		written := make(chan bool)
+		go func() {
+			_, end, err := h.BeginWrites()
+			ok := err == nil && h.WriteParallel([][]byte{bytes.Repeat([]byte{round}, size)}, 0)
+			if err == nil {
+				end()
+			}
+			written <- ok
+		}()
+		var buf [4096]byte
+		got := make([]byte, size)
+		for ended := false; ; {
+			if _, err := watch.Read(buf[:]); err == nil {
+				_, err = seen.ReadAt(got, 0)
+				require.NoError(t, err)
+			} else {
+				require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+				if ended {
+					break
+				}
+			}
+			select {
+			case ok := <-written:
+				require.True(t, ok)
+				ended = true
+			default:
+			}
+			require.NoError(t, watch.SetReadDeadline(time.Now().Add(time.Millisecond)))
+		}
+		require.Equal(t, size, bytes.Count(got, []byte{round}), "round %d: what was read after the last event", round)
 	}
 }
 
