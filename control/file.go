@@ -33,7 +33,7 @@ type FileRequest struct {
 	Off, Len int64
 	Process  uint32
 	// Cgroup and Tenant are as in a pagecache.MapRequest.
-	Cgroup func() string
+	Cgroup func() (string, error)
 	Tenant string
 }
 

@@ -3,6 +3,7 @@ package control
 import (
 	"cmp"
 	"fmt"
+	"net"
 	"os"
 	"slices"
 	"strings"
@@ -53,10 +54,11 @@ func (s *Server) Programs() []Program {
 	return all
 }
 
-// commandOf returns the name of a process's command, or "" if it cannot be read.
-func commandOf(pid int32) string {
+// commandOf returns the name of the command of the process that made the connection, or "" if it cannot be read. The
+// process may have ended, and another one may have its number.
+func commandOf(conn *net.UnixConn, pid int32) string {
 	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-	if err != nil {
+	if err != nil || !peerLives(conn) {
 		return ""
 	}
 	return strings.TrimSuffix(string(name), "\n")

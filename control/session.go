@@ -29,9 +29,10 @@ type session struct {
 	who    unix.Ucred         // the process at the other end; immutable
 	client pagecache.ClientID // immutable
 	// cgroup and command are the process's when they are first asked for.
-	cgroup, command func() string
-	asked           atomic.Int64 // requests so far
-	user            *user        // immutable, as are the next three: set before run
+	cgroup  func() (string, error)
+	command func() string
+	asked   atomic.Int64 // requests so far
+	user    *user        // immutable, as are the next three: set before run
 	// ordinary means that the user has limits. statusOnly means that there are too many sessions for this one to map
 	// anything.
 	ordinary, statusOnly bool
@@ -109,8 +110,8 @@ func newSession(s *Server, conn *net.UnixConn, who unix.Ucred) *session {
 		client:   pagecache.ClientID(s.clients.Add(1)),
 		conn:     conn,
 		who:      who,
-		cgroup:   sync.OnceValue(func() string { return cgroupOf(who.Pid) }),
-		command:  sync.OnceValue(func() string { return commandOf(who.Pid) }),
+		cgroup:   sync.OnceValues(func() (string, error) { return cgroupOf(conn, who.Pid) }),
+		command:  sync.OnceValue(func() string { return commandOf(conn, who.Pid) }),
 		log:      s.opts.Log.With("pid", who.Pid, "uid", who.Uid),
 		slots:    make(chan struct{}, s.opts.MaxRequests),
 		running:  make(map[requestID]struct{}),

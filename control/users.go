@@ -1,11 +1,15 @@
 package control
 
 import (
+	"errors"
 	"fmt"
+	"net"
 	"os"
 	"strings"
 	"sync"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gaiafs/gaiafs/pagecache"
 )
@@ -150,16 +154,36 @@ func (s *session) addFiles(files map[pagecache.FileID]bool) {
 	}
 }
 
-// cgroupOf returns the cgroup of a process in the unified hierarchy (cgroups(7)), or "" if it cannot be read.
-func cgroupOf(pid int32) string {
+// cgroupOf returns the cgroup in the unified hierarchy (cgroups(7)) of the process that made the connection, or "" if it
+// has none or may not be seen. It fails if the process has ended: another one may have the connection, and another one
+// the number.
+func cgroupOf(conn *net.UnixConn, pid int32) (string, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
-	if err != nil {
-		return ""
+	if pid != 0 && (!peerLives(conn) || errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH)) {
+		return "", fmt.Errorf("process %d, which made the connection, has ended, so its cgroup is not known", pid)
 	}
 	for line := range strings.Lines(string(text)) {
 		if path, is := strings.CutPrefix(strings.TrimSpace(line), "0::"); is {
-			return strings.TrimSuffix(path, " (deleted)")
+			return strings.TrimSuffix(path, " (deleted)"), nil
 		}
 	}
-	return ""
+	return "", nil
+}
+
+// peerLives reports whether the process that made the connection has not ended, or true on Linux before 6.5.
+func peerLives(conn *net.UnixConn) bool {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return false
+	}
+	lives := false
+	_ = raw.Control(func(fd uintptr) {
+		pidfd, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PEERPIDFD)
+		if lives = err == unix.ENOPROTOOPT; err == nil {
+			n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, 0)
+			lives = n == 0 && err == nil
+			_ = unix.Close(pidfd)
+		}
+	})
+	return lives
 }

@@ -39,8 +39,9 @@ type MapRequest struct {
 	// user.
 	User    uint32
 	Limited bool
-	// Cgroup returns the cgroup of the process as in /proc/PID/cgroup; "" if unknown. It may be nil.
-	Cgroup func() string
+	// Cgroup returns the cgroup of the process as in /proc/PID/cgroup; "" if there is none. It may be nil. If it fails
+	// and its result matters, the request fails with EACCES.
+	Cgroup func() (string, error)
 	// Tenant is the tenant name that the process gives, "" for none.
 	Tenant string
 	// Client, if not nil, makes the mapping movable: it gets memory when a bracket uses it (Cache.Use), and Moves tell

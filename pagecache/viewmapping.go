@@ -28,7 +28,7 @@ type ViewRequest struct {
 	User      uint32
 	Limited   bool
 	// Cgroup is as in MapRequest.
-	Cgroup func() string
+	Cgroup func() (string, error)
 	// Tenant is as in MapRequest.
 	Tenant string
 }

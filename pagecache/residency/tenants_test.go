@@ -2,6 +2,7 @@ package residency
 
 import (
 	"context"
+	"errors"
 	"syscall"
 	"testing"
 	"time"
@@ -313,13 +314,15 @@ func TestInnermostCgroup(t *testing.T) {
 		"/a": "cgroup /a", "/a/c": "cgroup /a", "/a/b": "cgroup /a/b", "/a/b/c": "cgroup /a/b", "/ab": "user 7",
 		"": "user 7", "/": "user 7",
 	} {
-		got, err := d.Account(tenants.Process{User: 7, Cgroup: func() string { return cgroup }})
+		got, err := d.Account(tenants.Process{User: 7, Cgroup: func() (string, error) { return cgroup, nil }})
 		require.NoError(t, err)
 		require.Equal(t, want, got, cgroup)
 	}
-	got, err := d.Account(tenants.Process{User: 7, Cgroup: func() string { return "/a" }, Name: "x"})
+	got, err := d.Account(tenants.Process{User: 7, Cgroup: func() (string, error) { return "/a", nil }, Name: "x"})
 	require.NoError(t, err)
 	require.Equal(t, tenants.Named("x"), got)
+	_, err = d.Account(tenants.Process{User: 7, Cgroup: func() (string, error) { return "", errors.New("gone") }})
+	require.ErrorIs(t, err, syscall.EACCES)
 	_, err = d.Account(tenants.Process{User: 8, Name: "x"})
 	require.ErrorIs(t, err, syscall.EACCES)
 	require.ErrorContains(t, err, "user 8 may not be the tenant named \"x\"")
@@ -334,7 +337,7 @@ func TestInnermostDirectory(t *testing.T) {
 	d, _ := newDevice(t, 1, 1)
 	d.setTenants(t, []tenants.Tenant{{ID: tenants.Directory("a"), Weight: 1}, {ID: tenants.Directory("a/b"), Weight: 1},
 		{ID: tenants.Named("x"), Weight: 1, Everyone: true}, {ID: tenants.Cgroup("/c"), Weight: 1}})
-	inC := func() string { return "/c" }
+	inC := func() (string, error) { return "/c", nil }
 	for want, files := range map[tenants.ID][]string{
 		"directory a/b": {"a/b/c/d", "a/b/e"}, "directory a": {"a/b/c", "a/d"}, "named x": {"a/b/c", "d"},
 		"cgroup /c": {"ab/c"}, "user 7": nil,

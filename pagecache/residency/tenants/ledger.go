@@ -31,8 +31,8 @@ func Directory(path string) ID { return ID("directory " + path) }
 // Process has what determines a process's tenant.
 type Process struct {
 	User uint32
-	// Cgroup returns the cgroup as in /proc/PID/cgroup; "" if it is not known. It is called if a cgroup is configured.
-	Cgroup func() string
+	// Cgroup returns the cgroup as in /proc/PID/cgroup; "" if there is none. It is called if a cgroup is configured.
+	Cgroup func() (string, error)
 	// Name is the tenant that the process names; "" if it names none.
 	Name string
 	// Files are the paths, below the mountpoint, of what it maps.
@@ -41,7 +41,7 @@ type Process struct {
 
 // Find returns the tenant that owns what a process maps. That is the innermost configured directory that contains all
 // its files; otherwise the tenant that the process names; otherwise the innermost configured cgroup; otherwise the
-// user. Find fails if the process names a tenant that is not configured, or not for its user.
+// user. Find fails if the process names a tenant that is not configured, or not for its user, and if Cgroup fails.
 func Find(configured []Tenant, p Process) (found ID, err error) {
 	if p.Name != "" {
 		if found, err = findNamed(configured, p); err != nil {
@@ -60,7 +60,10 @@ func Find(configured []Tenant, p Process) (found ID, err error) {
 		if !is || p.Cgroup == nil {
 			continue
 		}
-		of := p.Cgroup()
+		of, err := p.Cgroup()
+		if err != nil {
+			return "", err
+		}
 		within := path == "/" || of == path || strings.HasPrefix(of, path+"/")
 		if within && of != "" && len(path) > len(best) {
 			found, best = t.ID, path
