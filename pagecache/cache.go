@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"runtime"
 	"slices"
 	"sort"
 	"sync"
@@ -203,7 +204,7 @@ func New(o Options) (*Cache, error) {
 		log:           o.Log,
 		interval:      o.WriteBackInterval,
 		leastPeer:     leastPeer,
-		leastParallel: leastParallel,
+		leastParallel: leastParallelFor(runtime.GOMAXPROCS(0)),
 		gather:        gatherTime,
 		leastFlight:   leastFlightFor(o.DeviceReads),
 		landPause:     landPause,

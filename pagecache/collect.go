@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -256,10 +257,12 @@ const (
 	// homeWrite is the size in bytes beyond which larger writes to home gain nothing. Home is looked at again after as
 	// many.
 	homeWrite = 1 << 20
-	// Adjacent runs of leastParallel bytes or more are written by several cores at once, at most mostParallel at a
-	// time. That takes hardly longer than a write of homeWrite by one core.
+	// Adjacent runs of leastParallel bytes or more are written by several cores at once, about mostParallel at a time.
+	// With parallelCores or more, that takes at most three times as long as a write of homeWrite by one core. With
+	// fewer it is hardly faster than writes: each byte takes a core 1.7 times as long.
 	leastParallel = 4 << 20
 	mostParallel  = 8 << 20
+	parallelCores = 4
 	// lookAgain is how long after a look at home the last write begins that relies on it.
 	lookAgain = 100 * time.Microsecond
 )
@@ -337,6 +340,14 @@ func (f *File) writeNextLocked(ranges []page.Range, bufs [][]byte, size, most in
 		_, err = f.home.WriteAt(buf[:n], rg.Offset())
 	}
 	return runs, rg.Bytes(), err
+}
+
+// leastParallelFor returns leastParallel for a machine with so many cores.
+func leastParallelFor(cores int) int64 {
+	if cores < parallelCores {
+		return math.MaxInt64
+	}
+	return leastParallel
 }
 
 // writeParallelLocked writes the first of ranges and those that adjoin it in the file by several cores, if they are

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 	"unsafe"
@@ -38,15 +39,21 @@ type memoryHome struct {
 	werrAt  int64 // writes below it still succeed
 	// werrEnd, if not 0, is where writes succeed again.
 	werrEnd int64
-	writes  int
-	synced  int
-	open    int
-	rights  Rights
+	// room, if not 0, is where the file has no room. A write that reaches it takes the bytes before it, and fails.
+	room   int64
+	writes int
+	synced int
+	open   int
+	rights Rights
 	// hung, if not nil, makes writes wait until it is closed. waiting counts them.
 	hung    chan struct{}
 	waiting atomic.Int64
 	// beforeRead, if not nil, is called by each read with its range, with mu held.
 	beforeRead func(page.Bytes)
+	// beforeWrites, if not nil, is called by each BeginWrites before it looks, with mu held.
+	beforeWrites func()
+	// relied is how many bytes were written since the last BeginWrites, and most the largest number so far.
+	relied, most int64
 }
 
 // lookLocked counts direct changes.
@@ -122,10 +129,15 @@ func (h *memoryHome) WriteAt(p []byte, off int64) (int, error) {
 	if h.werr != nil && off >= h.werrAt && (h.werrEnd == 0 || off < h.werrEnd) {
 		return copy(h.data[min(off, int64(len(h.data))):], p[:len(p)/2]), h.werr
 	}
+	if end := off + int64(len(p)); h.room > 0 && end > h.room {
+		return copy(h.data[min(off, h.room):h.room], p), syscall.ENOSPC
+	}
 	if need := off + int64(len(p)); need > int64(len(h.data)) {
 		h.data = append(h.data, make([]byte, need-int64(len(h.data)))...)
 	}
 	h.writes++
+	h.relied += int64(len(p))
+	h.most = max(h.most, h.relied)
 	return copy(h.data[off:], p), nil
 }
 
@@ -136,9 +148,12 @@ func (h *memoryHome) WriteParallel(runs [][]byte, off int64) bool {
 
 func (h *memoryHome) writeRuns(write func(p []byte, off int64) (int, error), runs [][]byte, off int64) bool {
 	h.mu.Lock()
-	stops := h.writes%2 == 1
+	stops, size := h.writes%2 == 1, int64(len(h.data))
 	h.mu.Unlock()
 	for i, run := range runs {
+		if len(run)%page.Size != 0 || off+int64(len(run)) > size {
+			panic("not whole pages inside the file")
+		}
 		if _, err := write(run, off); err != nil || stops && i > 0 {
 			return false
 		}
@@ -170,6 +185,11 @@ func (h *memoryHome) Look() (uint64, error) {
 }
 
 func (h *memoryHome) BeginWrites() (uint64, func(), error) {
+	h.mu.Lock()
+	if h.relied = 0; h.beforeWrites != nil {
+		h.beforeWrites()
+	}
+	h.mu.Unlock()
 	changes, err := h.Look()
 	return changes, func() {}, err
 }
