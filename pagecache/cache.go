@@ -60,6 +60,8 @@ type Options struct {
 	// Eviction names the rule that says which extent goes first when a device is full: one of EvictionNames. "" stands
 	// for DefaultEviction.
 	Eviction string
+	// Placement says when extents that brackets use move to the device's own memory.
+	Placement Placement
 	// Transfers names the discipline that says which transfer of a device begins next: one of TransferNames. "" stands
 	// for DefaultTransfers.
 	Transfers string
@@ -289,9 +291,13 @@ func (c *Cache) newDevice(d gpubackend.Device, info gpubackend.Info, o Options) 
 	}
 	own.transfers.Store(&transfers)
 	own.moves = mover.NewDevice(d, order, &c.live, func(err error) { c.lose(own, err) })
+	delay, err := o.Placement.delay()
+	if err != nil {
+		return nil, err
+	}
 	own.room, err = residency.New(zeroed{d, own.moves}, residency.Options{
 		Share: cmp.Or(o.UserShare, 1), Eviction: o.Eviction, Log: o.Log, Pinned: c.pinned, Tenants: o.Tenants,
-		Recall: own.kept.recall, Quantum: o.Quantum,
+		Recall: own.kept.recall, Quantum: o.Quantum, Delay: delay,
 		Patience: func() time.Duration { return c.clean.LongestPatience() },
 	})
 	return own, err

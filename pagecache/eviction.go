@@ -1,7 +1,12 @@
 package pagecache
 
 import (
+	"slices"
+	"strings"
+	"syscall"
+
 	"github.com/gaiafs/gaiafs/pagecache/mover/schedule"
+	"github.com/gaiafs/gaiafs/pagecache/residency"
 	"github.com/gaiafs/gaiafs/pagecache/residency/policy"
 )
 
@@ -20,6 +25,52 @@ func (c *Cache) SetEviction(name string) error {
 		if err := d.room.SetEviction(name); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// The placements: when an extent that a bracket uses moves to the device's own memory.
+const (
+	// PlaceEagerly moves it with the first bracket, if there is room or others can make some.
+	PlaceEagerly = "eager"
+	// PlaceByThreshold moves it once it was accessed often enough, as policy.Threshold says.
+	PlaceByThreshold = "threshold"
+)
+
+// PlacementNames returns the names of the placements, the default first.
+func PlacementNames() []string { return []string{PlaceEagerly, PlaceByThreshold} }
+
+// The default numbers of PlaceByThreshold.
+const (
+	DefaultPlacementThreshold = policy.DefaultStatic
+	DefaultPlacementPenalty   = policy.DefaultPenalty
+)
+
+// Placement says when extents that brackets use move to the device's own memory.
+type Placement struct {
+	// Name is one of PlacementNames. "" stands for the first one.
+	Name string
+	// Threshold and Penalty are the numbers of PlaceByThreshold. 0 stands for the default.
+	Threshold, Penalty uint64
+}
+
+// delay returns p as package residency knows it. EINVAL if there is no placement of that name.
+func (p Placement) delay() (residency.Delay, error) {
+	if p.Name != "" && !slices.Contains(PlacementNames(), p.Name) {
+		return residency.Delay{}, fail(syscall.EINVAL, "there is no placement %q; there are %s", p.Name,
+			strings.Join(PlacementNames(), ", "))
+	}
+	return residency.Delay{Threshold: p.Name == PlaceByThreshold, Static: p.Threshold, Penalty: p.Penalty}, nil
+}
+
+// SetPlacement changes Options.Placement. Extents stay where they are until a bracket uses them.
+func (c *Cache) SetPlacement(p Placement) error {
+	delay, err := p.delay()
+	if err != nil {
+		return err
+	}
+	for _, d := range c.devices {
+		d.room.SetDelay(delay)
 	}
 	return nil
 }

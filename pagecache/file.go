@@ -297,6 +297,9 @@ func (f *File) dropIdleLocked() {
 	f.discardFlights()
 	f.nothingWaitsLocked()
 	f.dropAllBasesLocked()
+	for h := range f.holdersLocked() {
+		h.dev.room.Forget(h)
+	}
 	f.c.memory.charge(memoryStates, -f.states)
 	f.clean.Close()
 	if err := f.closeHomeLocked(f.home); err != nil {

@@ -327,6 +327,47 @@ func TestTruncatedWhileOut(t *testing.T) {
 	requireSame(t, make([]byte, 2*brick-brick/4), src.read(t, brick/4, 2*brick))
 }
 
+// TestThreshold: a program reads all of a file that is larger than the device, and one part of it again and again. By
+// the threshold only that part moves to the device. A part that the program changes moves with the next bracket.
+func TestThreshold(t *testing.T) {
+	const extents, hot, changed = 12, 11, 10
+	m := newMovingMachine(t, 1, 4, 16)
+	require.NoError(t, m.cache.SetPlacement(Placement{Name: PlaceByThreshold, Threshold: 2, Penalty: 2}))
+	src := m.noisyFile(extents * brick)
+	c := m.travel(src, 0, true)
+	tier := func(i int) Tier { return c.h.Extents(page.Covering(int64(i)*brick, brick))[0].Placement().Tier }
+	use := func(i int) {
+		u := c.use(i, i+1)
+		requireSame(t, src.home.bytes(i*brick, brick), c.host[i*brick:(i+1)*brick])
+		u.Done()
+	}
+	for i := range extents {
+		use(i)
+	}
+	for i := range extents {
+		use(i) // two accesses each: enough only while there was room
+	}
+	require.EqualValues(t, 4*brick, m.devices[0].Used())
+	require.Equal(t, TierHost, tier(hot))
+	moved := m.cache.counters.MovedIn.Load()
+	use(hot)
+	use(hot)
+	require.Equal(t, TierDevice, tier(hot))
+	require.Equal(t, moved+1, m.cache.counters.MovedIn.Load())
+	require.Equal(t, TierHost, tier(changed))
+	c.stores(changed*brick, 1)
+	require.EqualValues(t, 1, c.releases())
+	c.use(changed, changed+1).Done()
+	require.Equal(t, TierDevice, tier(changed))
+
+	now := m.cache.Status().Devices[0]
+	require.Equal(t, "threshold", now.Placement)
+	require.Positive(t, now.Delayed.Extents)
+	require.ErrorIs(t, m.cache.SetPlacement(Placement{Name: "lazy"}), syscall.EINVAL)
+	require.NoError(t, m.cache.SetPlacement(Placement{}))
+	require.Equal(t, "eager", m.cache.Status().Devices[0].Placement)
+}
+
 // TestDeviceLostWhileOut loses the device of a client with an open bracket and with pinned memory.
 func TestDeviceLostWhileOut(t *testing.T) {
 	m := newMovingMachine(t, 1, 2, 4)

@@ -20,8 +20,8 @@ import (
 var manyMoves = flag.Int("moves", 1000, "the number of moves that TestRandomMoves makes; 100000 take a few minutes")
 
 // TestRandomMoves: clients of two devices with room for few extents use, store, release, acquire and unmap at random.
-// CPU programs and a mapping that does not move run along. Byte i of a file belongs to writer i mod 3: two devices, and
-// the CPU. go test ./pagecache -run TestRandomMoves -moves 100000 makes more moves.
+// CPU programs and a mapping that does not move run along. The placement changes now and then. Byte i of a file belongs
+// to writer i mod 3: two devices, and the CPU. go test ./pagecache -run TestRandomMoves -moves 100000 makes more moves.
 func TestRandomMoves(t *testing.T) {
 	testdevice.Emulated(t, "clients map memory in this process")
 	left := *manyMoves
@@ -90,6 +90,7 @@ type movingBracket struct {
 func newMovingWorld(t *testing.T, seed uint64, watched ...int) *movingWorld {
 	w := &movingWorld{t: t, seed: seed, rnd: rand.New(rand.NewPCG(seed, 13))}
 	w.m = newMovingMachine(t, worldDevices, 3+int(seed%3), int(seed%4))
+	w.place()
 	for range 2 {
 		src := w.m.noisyFile(worldBytes)
 		for _, at := range watched {
@@ -113,6 +114,12 @@ func newMovingWorld(t *testing.T, seed uint64, watched ...int) *movingWorld {
 		w.start(w.clients[i])
 	}
 	return w
+}
+
+// place chooses a placement at random. Low numbers let extents reach the threshold.
+func (w *movingWorld) place() {
+	require.NoError(w.t, w.m.cache.SetPlacement(Placement{Name: PlacementNames()[w.rnd.IntN(2)],
+		Threshold: 1 + w.rnd.Uint64N(4), Penalty: 1 + w.rnd.Uint64N(3)}))
 }
 
 func (w *movingWorld) moves() int {
@@ -195,6 +202,9 @@ func (f *movingFile) current(device, from, to int) {
 }
 
 func (w *movingWorld) step() {
+	if w.rnd.IntN(200) == 0 {
+		w.place()
+	}
 	c := w.clients[w.rnd.IntN(len(w.clients))]
 	f := c.of
 	from := w.rnd.IntN(worldBytes)
@@ -221,7 +231,7 @@ func (w *movingWorld) step() {
 		require.NoError(w.t, err)
 		f.current(c.device, from, to)
 	case op == 16:
-		at := w.place(f, worldCPU, 0, worldBytes)
+		at := w.byteOf(f, worldCPU, 0, worldBytes)
 		b := byte(w.rnd.Uint32())
 		f.store(at, b)
 		f.source.write(w.t, at, []byte{b})
@@ -269,8 +279,8 @@ func (w *movingWorld) bracket(c *movingClient) {
 	c.open = append(c.open, b)
 }
 
-// place returns a byte of a writer in [from, to), or near it.
-func (w *movingWorld) place(f *movingFile, writer, from, to int) int {
+// byteOf returns a byte of a writer in [from, to), or near it.
+func (w *movingWorld) byteOf(f *movingFile, writer, from, to int) int {
 	for _, at := range f.watched {
 		if at%3 == writer && from <= at && at < to && w.rnd.IntN(2) == 0 {
 			return at
@@ -283,7 +293,7 @@ func (w *movingWorld) place(f *movingFile, writer, from, to int) int {
 func (w *movingWorld) work(c *movingClient, b movingBracket) {
 	w.check(c.of, c.device, b.from, c.host[b.from:b.to])
 	for range w.rnd.IntN(4) {
-		at := w.place(c.of, c.device, b.from, b.to)
+		at := w.byteOf(c.of, c.device, b.from, b.to)
 		if at >= b.from && at < min(b.to, worldBytes) {
 			v := byte(w.rnd.Uint32())
 			c.of.store(at, v)

@@ -87,6 +87,10 @@ type DeviceStatus struct {
 	OverBus residency.OverBus `json:"over_bus"`
 	// Quanta counts the brackets that waited because programs take turns.
 	Quanta residency.Quanta `json:"quanta"`
+	// Placement is one of PlacementNames. Delayed counts what brackets had in pinned memory because the threshold was
+	// not reached.
+	Placement string            `json:"placement"`
+	Delayed   residency.Delayed `json:"delayed"`
 	// Eviction is the rule that says which extent goes first when the device is full.
 	Eviction string `json:"eviction"`
 	// Transfers is the discipline that says which transfer begins next.
@@ -311,6 +315,13 @@ func (c *Cache) Status() Status {
 	return s
 }
 
+func placementName(threshold bool) string {
+	if threshold {
+		return PlaceByThreshold
+	}
+	return PlaceEagerly
+}
+
 func (d *device) status() DeviceStatus {
 	memory := d.room.Status()
 	return DeviceStatus{
@@ -327,6 +338,7 @@ func (d *device) status() DeviceStatus {
 		PinnedBytes: memory.Pinned, MovedInBytes: memory.MovedIn, MovedOutBytes: memory.MovedOut,
 		Brackets: memory.Brackets, BracketsWaiting: memory.Waiting,
 		Evicted: memory.Departures, OverBus: memory.OverBus, Quanta: memory.Quanta,
+		Placement: placementName(memory.Threshold), Delayed: memory.Delayed,
 		Transfers: *d.transfers.Load(),
 		Lost:      d.lost.Load(),
 		Users:     memory.Users,

@@ -63,6 +63,9 @@ var liveSettings = []liveSetting{
 		apply: func(_ context.Context, s *service, next *settings) error {
 			return s.cache.SetEviction(next.eviction.word)
 		}},
+	{name: "placement", apply: setPlacement},
+	{name: "placement-threshold", apply: setPlacement},
+	{name: "placement-penalty", apply: setPlacement},
 	{name: "bracket-quantum",
 		apply: func(_ context.Context, s *service, next *settings) error {
 			s.cache.SetQuantum(next.quantum.Duration)
@@ -93,6 +96,11 @@ func setLevel(level *slog.LevelVar, word string) error {
 	}
 	level.Set(l)
 	return nil
+}
+
+// setPlacement applies all three settings of placement.
+func setPlacement(_ context.Context, s *service, next *settings) error {
+	return s.cache.SetPlacement(next.placing())
 }
 
 func checkBudget(s *service, next *settings) error {

@@ -182,6 +182,7 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 		Hold:              s.hold,
 		UserShare:         float64(m.userShare) / 100,
 		Eviction:          m.eviction.word,
+		Placement:         m.placing(),
 		Transfers:         m.transfers.word,
 		Quantum:           m.quantum.Duration,
 		Tenants:           m.tenants.list,

@@ -24,7 +24,8 @@ func TestSet(t *testing.T) {
 	r := gaiafsCommand(t, "set", s.mountpoint)
 	require.Equal(t, exitOK, r.code, r.err)
 	require.Regexp(t, `(?s)gpu-memory +16MiB.*pinned-memory +8.0MiB.*eviction +allocated.*log-level +info`, r.out)
-	r = gaiafsCommand(t, "set", s.mountpoint, "eviction=LFU", "transfers=shares", "log-level=debug", "user-share=50%")
+	r = gaiafsCommand(t, "set", s.mountpoint, "eviction=LFU", "placement=threshold",
+		"placement-penalty=2", "transfers=shares", "log-level=debug", "user-share=50%")
 	require.Equal(t, exitOK, r.code, r.err)
 	require.Regexp(t, `(?s)user-share +50% +was 75%.*eviction +lfu +was allocated.*transfers +shares +was fcfs`, r.out)
 	require.NotContains(t, r.out, "gpu-memory")
@@ -38,9 +39,11 @@ func TestSet(t *testing.T) {
 	now := status()
 	for _, d := range now.Devices {
 		require.Equal(t, "lfu", d.Eviction)
+		require.Equal(t, "threshold", d.Placement)
 		require.Equal(t, "shares", d.Transfers)
 	}
-	require.Equal(t, []string{"user-share", "eviction", "transfers", "log-level"}, now.Mount.Changed)
+	require.Equal(t, []string{"user-share", "eviction", "placement", "placement-penalty", "transfers",
+		"log-level"}, now.Mount.Changed)
 	require.Equal(t, "lfu", now.Mount.Settings["eviction"])
 
 	require.Equal(t, exitOK, gaiafsCommand(t, "warm", path).code)
@@ -66,6 +69,8 @@ func TestSet(t *testing.T) {
 		"there is no setting \"colour\"; these can be changed: gpu-memory, pinned-memory,": "colour=red",
 		"host-memory is fixed when the mount is made; these can be changed: gpu-memory":    "host-memory=1G",
 		"eviction: \"fifo\" is none of allocated, lru":                                     "eviction=fifo",
+		"placement: \"lazy\" is none of eager, threshold":                                  "placement=lazy",
+		"placement-threshold: \"0\" is not a whole number from 1 to 1000000":               "placement-threshold=0",
 		"\"eviction\" is not NAME=VALUE":                                                   "eviction",
 		"gpu-memory: \"much\" is not a size":                                               "gpu-memory=much",
 		"gpu-memory: 1.0MiB is too little: a device needs at least 2MiB":                   "gpu-memory=1M",

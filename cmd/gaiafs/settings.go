@@ -26,6 +26,9 @@ type settings struct {
 	tenants           tenantFile
 	priorities        priorityFile
 	eviction          choice
+	placement         choice
+	placeThreshold    factor
+	placePenalty      factor
 	transfers         choice
 	quantum           span
 	readOnly          bool
@@ -56,6 +59,9 @@ func newSettings() *settings {
 		userShare:         75,
 		quantum:           span{Duration: pagecache.DefaultQuantum},
 		eviction:          choice{pagecache.DefaultEviction, pagecache.EvictionNames()},
+		placement:         choice{pagecache.PlaceEagerly, pagecache.PlacementNames()},
+		placeThreshold:    pagecache.DefaultPlacementThreshold,
+		placePenalty:      pagecache.DefaultPlacementPenalty,
 		transfers:         choice{pagecache.DefaultTransfers, pagecache.TransferNames()},
 		passthrough:       choice{"auto", []string{"auto", "off"}},
 		writeBackInterval: span{pagecache.DefaultWriteBackInterval, 10 * time.Millisecond},
@@ -68,6 +74,13 @@ func newSettings() *settings {
 		entryTimeout: span{Duration: time.Second},
 		logLevel:     choice{"info", []string{"debug", "info", "warn", "error"}},
 		logFormat:    choice{"text", []string{"text", "json"}},
+	}
+}
+
+// placing returns the settings of placement.
+func (s *settings) placing() pagecache.Placement {
+	return pagecache.Placement{
+		Name: s.placement.word, Threshold: uint64(s.placeThreshold), Penalty: uint64(s.placePenalty),
 	}
 }
 
@@ -95,6 +108,10 @@ func (s *settings) flags() *pflag.FlagSet {
 	f.Var(&s.priorities, "priorities", "TOML file that says which files' memory goes first; docs/eviction.md describes it")
 	f.Var(&s.tenants, "tenants", "TOML file with shares of device memory by user, cgroup, name and directory; docs/tenants.md describes it")
 	f.Var(&s.eviction, "eviction", "which extent goes first when a device is full; docs/eviction.md describes the rules")
+	f.Var(&s.placement, "placement",
+		"when memory that brackets use moves to the device: with the first one, or after enough accesses")
+	f.Var(&s.placeThreshold, "placement-threshold", "with --placement threshold, accesses that are enough when the device is nearly full")
+	f.Var(&s.placePenalty, "placement-penalty", "with --placement threshold, factor on these if other memory has to leave")
 	f.Var(&s.quantum, "bracket-quantum",
 		"longest time that a program keeps its device memory while others of its tenant wait; 0: programs take no turns")
 	f.Var(&s.transfers, "transfers",

@@ -163,6 +163,16 @@ func (s *statusDocument) printMoves(b *strings.Builder) {
 		}
 		return rows
 	})
+	section(b, "Memory that brackets used in pinned memory, with too few accesses to move", func(t io.Writer) (rows int) {
+		for _, d := range s.Devices {
+			if o := d.Delayed; o.Brackets > 0 {
+				rows++
+				fmt.Fprintf(t, "  gpu%d\t%s\t%s\t%s\n", d.Device, count(int(o.Brackets), "bracket"),
+					count(int(o.Extents), "extent"), bytesText(o.Bytes))
+			}
+		}
+		return rows
+	})
 	section(b, "Brackets with pinned memory, which kernels reach over the bus", func(t io.Writer) (rows int) {
 		for _, d := range s.Devices {
 			if o := d.OverBus; o.Brackets > 0 {

@@ -72,6 +72,21 @@ func (p *percentage) Set(text string) error {
 func (p *percentage) String() string { return fmt.Sprintf("%d%%", int(*p)) }
 func (p *percentage) Type() string   { return "PERCENT" }
 
+// factor is a whole number from 1 to a million.
+type factor uint64
+
+func (n *factor) Set(text string) error {
+	v, err := strconv.ParseUint(strings.TrimSpace(text), 10, 64)
+	if err != nil || v < 1 || v > 1e6 {
+		return fmt.Errorf("%q is not a whole number from 1 to 1000000", text)
+	}
+	*n = factor(v)
+	return nil
+}
+
+func (n *factor) String() string { return strconv.FormatUint(uint64(*n), 10) }
+func (n *factor) Type() string   { return "N" }
+
 // span is a duration of at least min.
 type span struct {
 	time.Duration

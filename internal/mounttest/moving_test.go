@@ -36,7 +36,7 @@ var (
 	crammed = &moving{}
 )
 
-// options adds the options of m. Each seed selects a rule for evictions.
+// options adds the options of m. Each seed selects a rule for evictions, and a placement.
 func (m *moving) options(o testmount.Options, seed uint64) testmount.Options {
 	if m == nil {
 		return o
@@ -46,6 +46,10 @@ func (m *moving) options(o testmount.Options, seed uint64) testmount.Options {
 	o.Eviction = names[model.NewSource(seed).IntN(len(names))]
 	if *evictionFlag != "" {
 		o.Eviction = *evictionFlag
+	}
+	if of := model.NewSource(seed + 1); of.IntN(2) == 0 {
+		o.Placement = pagecache.Placement{Name: pagecache.PlaceByThreshold, Penalty: 2}
+		o.Placement.Threshold = 1 + uint64(of.IntN(8))
 	}
 	if m.tenants {
 		o.Tenants = []pagecache.Tenant{

@@ -119,6 +119,27 @@ var residencyPlants = []plant{
 			{pkg: "pagecache", run: "TestDeadlockOfChen"}},
 	},
 	{
+		name: "round trips do not raise the threshold",
+		file: "pagecache/residency/policy/threshold.go",
+		old:  "static * (trips + 1) * penalty",
+		new:  "static * penalty",
+		nets: []net{{pkg: "pagecache/residency/policy", run: "TestThreshold"}},
+	},
+	{
+		name: "the threshold does not see how full the device is",
+		file: "pagecache/residency/delay.go",
+		old:  "h.written, d.taken+brings, d.budget,",
+		new:  "h.written, math.MaxInt64, 1,",
+		nets: []net{{pkg: "pagecache/residency", run: "TestThresholdWhileMemoryIsFree|TestThresholdOfOneBracket"}},
+	},
+	{
+		name: "an extent moves to the place of another one that the same bracket uses",
+		file: "pagecache/residency/delay.go",
+		old:  "\t\t\tkeep.keepOwn(x)\n",
+		new:  "\t\t\t_ = x\n",
+		nets: []net{{pkg: "pagecache/residency", run: "TestThresholdSparesTheBracket"}},
+	},
+	{
 		name: "pinned memory shows the bytes of another extent",
 		file: "pagecache/residency/pinned.go",
 		old:  "return s.mem, true, nil",

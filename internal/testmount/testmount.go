@@ -62,6 +62,8 @@ type Options struct {
 	PinnedMemory int64
 	// Eviction is pagecache.Options.Eviction.
 	Eviction string
+	// Placement is pagecache.Options.Placement.
+	Placement pagecache.Placement
 	// Tenants is pagecache.Options.Tenants.
 	Tenants           []pagecache.Tenant
 	WriteBackInterval time.Duration
@@ -226,6 +228,7 @@ func serve(j job) error {
 		HostMemory:        j.HostMemory,
 		PinnedMemory:      j.PinnedMemory,
 		Eviction:          j.Eviction,
+		Placement:         j.Placement,
 		Tenants:           j.Tenants,
 		WriteBackInterval: j.WriteBackInterval,
 		WriteBack:         j.WriteBack,

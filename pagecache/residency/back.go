@@ -109,7 +109,8 @@ func (d *Device) winner(b *batch, most int64) (*Extent, tenants.ID) {
 	if b.of == nil {
 		b.of = make(map[tenants.ID][]*Extent)
 		for id := range d.rule.Victims() {
-			if x := d.extents[id]; x.Placement().Tier == TierHost && !x.key.Preference().OnHost {
+			x := d.extents[id]
+			if x.Placement().Tier == TierHost && !x.key.Preference().OnHost && !d.isDelayedLocked(x) {
 				b.of[x.owner] = append(b.of[x.owner], x)
 			}
 		}

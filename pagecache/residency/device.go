@@ -31,6 +31,8 @@ type Options struct {
 	Tenants []tenants.Tenant
 	// Quantum is the longest quantum of a client. 0: there are none. See package quanta.
 	Quantum time.Duration
+	// Delay says when extents that brackets use move to the device's own memory.
+	Delay Delay
 	// Recall asks clients to end the brackets that they keep without need. It is called before a victim is chosen,
 	// without locks, and may wait for clients. It does not ask clients that are spared, if spares is not nil. nil means
 	// that there is nothing to recall.
@@ -80,6 +82,8 @@ type Device struct {
 	stock      *stock                                       // of the grant that has the turn, or nil; protected by mu
 	departures map[departure]struct{ Extents, Bytes int64 } // since the device was made; protected by mu
 	overBus    OverBus                                      // protected by mu
+	delays     *delays                                      // nil: extents move with the first bracket; protected by mu
+	delayed    Delayed                                      // protected by mu
 	// the longest quantum, what each tenant's clients have, how many grants wait for one, and how many did. Protected
 	// by mu
 	quantum time.Duration
@@ -117,6 +121,7 @@ func New(d gpubackend.Device, o Options) (*Device, error) {
 		quanta:  make(map[tenants.ID]*quanta.Quanta),
 		extents: make(map[policy.ID]*Extent), charges: make(map[uint32]int64), freed: make(chan struct{}, 1),
 	}
+	made.SetDelay(o.Delay)
 	o.Pinned.use(made)
 	return made, nil
 }
@@ -216,10 +221,13 @@ type Status struct {
 	// Departures counts the extents that left the device's own memory or pinned memory, by reason.
 	Departures []Departure
 	OverBus    OverBus
-	Brackets   int // grants not yet given back
-	Waiting    int // grants that clients wait for
-	Quanta     Quanta
-	Users      []UserPins
+	// Threshold says that extents move only when policy.Threshold says so. Delayed counts those that did not.
+	Threshold bool
+	Delayed   Delayed
+	Brackets  int // grants not yet given back
+	Waiting   int // grants that clients wait for
+	Quanta    Quanta
+	Users     []UserPins
 	// Pins is the size of pinned Keys' extents by user. PinnedIdle is the bytes of those that nobody maps and that
 	// stay.
 	Pins       []UserPins
@@ -253,6 +261,7 @@ func (d *Device) Status() Status {
 	}
 	slices.SortFunc(s.Users, func(a, b UserPins) int { return cmp.Compare(a.User, b.User) })
 	s.Departures, s.OverBus = d.departuresLocked(), d.overBus
+	s.Threshold, s.Delayed = d.delays != nil, d.delayed
 	s.Pins, s.PinnedIdle = d.pinsLocked().sums()
 	return s
 }

@@ -57,6 +57,9 @@
 // well does a Grant wait for other Grants to end, first come, first served. It holds nothing while it waits. A caller
 // that holds a Grant already is refused instead of waiting for another one. So Grants cannot deadlock.
 //
+// With a threshold (delay.go and policy.Threshold), extents that were not accessed often enough stay in pinned memory,
+// or get some. If pinned memory is full, they get the device's own.
+//
 // Clients of one tenant whose memory does not fit together take turns (quantum.go and package quanta): a Grant that
 // lacks memory may first wait until its client may take some. It is not in the line meanwhile, holds nothing, and waits
 // for at most one quantum. A client with a quantum then waits for part of another one, first in line, until brackets of

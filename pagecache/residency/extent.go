@@ -218,10 +218,16 @@ func (x *Extent) Leave(lost bool) bool {
 }
 
 // Accessed tells the rule that a program accessed so many bytes of x, and with write changed some of them.
-func (x *Extent) Accessed(bytes int64, write bool) {
+func (x *Extent) Accessed(bytes int64, write bool) { x.accessed(bytes, write, true) }
+
+// accessed is Accessed. Without counts, the threshold has counted this access already.
+func (x *Extent) accessed(bytes int64, write, counts bool) {
 	x.dev.mu.Lock()
 	defer x.dev.mu.Unlock()
 	if x.state == held {
+		if counts {
+			x.dev.accessedLocked(x, write)
+		}
 		x.written = x.written || write
 		x.dev.rule.Note(policy.Event{Kind: policy.Accessed, ID: x.id, Bytes: bytes, Write: write})
 	}
@@ -230,6 +236,9 @@ func (x *Extent) Accessed(bytes int64, write bool) {
 // leaveLocked takes x off the device's list. Device.mu is held.
 func (d *Device) leaveLocked(x *Extent) {
 	x.state = left
+	if x.Placement().Tier == TierVRAM {
+		d.leftOwnLocked(x)
+	}
 	delete(d.extents, x.id)
 	d.countLocked(x, TierNone)
 	d.leaving++

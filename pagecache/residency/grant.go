@@ -36,6 +36,7 @@ type Asking struct {
 	// Client identifies the program among those of By, and may be 0. Programs that do not fit together take turns.
 	Client Client
 
+	stay   delayed       // what does not move to the device's own memory yet
 	first  chan struct{} // closed when this is the first in line
 	brings time.Time     // since when memory is brought; zero: since the attempt that succeeds
 }
@@ -88,13 +89,14 @@ func (d *Device) Grant(ctx context.Context, wants []Want, a Asking) (*Grant, err
 	if err := d.admitAll(wants, a.By.id()); err != nil {
 		return nil, err
 	}
-	l := d.lacks(wants)
+	a.stay = d.delay(wants, a.By.id())
+	l := d.lacks(wants, a.stay)
 	if l.bytes == 0 && (d.inLine() == 0 || d.hasQuantum(&a)) { // it does not wait for others' evictions
-		if g, err := d.tryGrant(ctx, wants, &a, noAllocator, d.fits); !errors.Is(err, errFull) {
+		if g, err := d.tryGrant(ctx, wants, &a, a.stay.allocateUnasked(d), d.fits); !errors.Is(err, errFull) {
 			return g, err
 		}
 	}
-	if l.bytes == 0 {
+	if l.bytes == 0 && len(a.stay) == 0 {
 		l = lack{bytes: l.had} // others may take it while this waits in line
 	}
 	has, err := d.awaitQuantum(ctx, &a, l)
@@ -120,8 +122,11 @@ func (d *Device) grant(ctx context.Context, wants []Want, a Asking, l lack, quan
 			return nil, err
 		}
 	}
+	if err := d.moveIn(ctx, wants, &a); err != nil {
+		return nil, err
+	}
 	if quantum || d.inLine() == 0 { // what is in pinned memory may stay there
-		if g, err := d.tryGrant(ctx, wants, &a, noAllocator, d.fits); !errors.Is(err, errFull) {
+		if g, err := d.tryGrant(ctx, wants, &a, a.stay.allocateUnasked(d), d.fits); !errors.Is(err, errFull) {
 			return g, err
 		}
 	}
@@ -135,7 +140,7 @@ func (d *Device) grant(ctx context.Context, wants []Want, a Asking, l lack, quan
 	defer timeout.Stop()
 	for {
 		changed := d.pinned.watch()
-		s := &stock{dev: d, by: a.By, client: a.Client, wants: wants}
+		s := &stock{dev: d, by: a.By, client: a.Client, wants: wants, stay: a.stay}
 		g, err := d.tryGrant(ctx, wants, &a, s.allocate, d.house)
 		s.drop()
 		if !errors.Is(err, errFull) {
@@ -305,7 +310,7 @@ func (d *Device) tryGrant(
 	// Pin the extents that exist first, so that they are not evicted for the others. Extents that would put the tenant
 	// over its maximum come last.
 	for _, w := range wants {
-		p := &Pin{dev: d, by: a.By, client: a.Client}
+		p := &Pin{dev: d, by: a.By, client: a.Client, stay: a.stay}
 		g.pins = append(g.pins, p)
 		for _, x := range w.Key.Extents(w.Pages) {
 			if err := p.join(ctx, x); err != nil {
@@ -326,6 +331,7 @@ func (d *Device) tryGrant(
 	}
 	d.mu.Lock()
 	d.grants[g] = struct{}{}
+	d.delayedLocked(g, a.stay)
 	d.quantaLocked(g.by).Open(g.client, g.since)
 	d.mu.Unlock()
 	return g, nil
@@ -340,7 +346,7 @@ func (p *Pin) join(ctx context.Context, x *Extent) error {
 		}
 		defer d.unclaim(id, x.size)
 	}
-	d.promote(ctx, x, id)
+	p.promote(ctx, x)
 	if d.gainsPinned(id, x) {
 		d.pinned.own(id, x.size)
 		defer d.pinned.own(id, -x.size)
@@ -379,7 +385,7 @@ func (p *Pin) complete(ctx context.Context, w Want, allocate allocator, fit fitt
 func (p *Pin) affordAny(ctx context.Context, key Key, of piece, allocate allocator, fit fitter) (bool, error) {
 	d, id := p.dev, p.by.id()
 	if of.x != nil {
-		d.promote(ctx, of.x, id)
+		p.promote(ctx, of.x)
 		if d.gainsPinned(id, of.x) {
 			d.pinned.own(id, of.x.size)
 			defer d.pinned.own(id, -of.x.size)
@@ -476,11 +482,6 @@ func (d *Device) inLine() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return len(d.line)
-}
-
-// noAllocator is the allocator of a grant that needs no room.
-func noAllocator(context.Context, Key, int64, Tenant, func() bool) (found, error) {
-	return found{}, errFull
 }
 
 // allocateOnHost is stock.allocate for pinned memory only. The caller has the turn.

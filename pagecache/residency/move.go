@@ -5,7 +5,6 @@ import (
 	"math"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
-	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
 // moving is what Extent.users counts from while x moves. It is so low that TryHold fails.
@@ -43,6 +42,7 @@ func (x *Extent) Move(tier Tier, mem gpubackend.Memory, fill func(from gpubacken
 	d.takenLocked(tier, x.size)
 	d.countLocked(x, tier)
 	if tier == TierHost {
+		d.leftOwnLocked(x)
 		d.movedOut += x.size
 	} else {
 		d.movedIn += x.size
@@ -79,11 +79,12 @@ func (x *Extent) Demote(ctx context.Context, fill func(from, to gpubackend.Memor
 	return moved
 }
 
-// promote moves x from pinned memory to the device's own, if there is room and the tenant who asks may own that. It
-// evicts nothing.
-func (d *Device) promote(ctx context.Context, x *Extent, asks tenants.ID) {
-	if x.Placement().Tier != TierHost || x.key.Preference().OnHost || x.Mapped() > 0 || !d.spare(x.size) ||
-		!d.claim(asks, x.size) {
+// promote moves x from pinned memory to the device's own, if there is room, the tenant who asks may own that, and the
+// threshold does not keep x there. It evicts nothing.
+func (p *Pin) promote(ctx context.Context, x *Extent) {
+	d, asks := p.dev, p.by.id()
+	if x.Placement().Tier != TierHost || p.stay.has(x.key, x.pages) || x.key.Preference().OnHost || x.Mapped() > 0 ||
+		!d.spare(x.size) || !d.claim(asks, x.size) {
 		return
 	}
 	defer d.unclaim(asks, x.size)

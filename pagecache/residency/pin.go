@@ -34,6 +34,7 @@ type Pin struct {
 	dev     *Device
 	by      Tenant
 	client  Client    // of a grant
+	stay    delayed   // what the grant uses in pinned memory; not nil: the bracket was counted as an access
 	keeps   bool      // made by Keep; nobody is charged
 	failed  bool      // of a failed attempt at a grant: its Free frees nothing that others wait for
 	extents []*Extent // in the order of their pages
@@ -79,7 +80,7 @@ func (p *Pin) accessed(pages []page.Range, write bool) {
 			pages = pages[1:]
 		}
 		if bytes > 0 {
-			x.Accessed(bytes, write)
+			x.accessed(bytes, write, p.stay == nil || write)
 		}
 		if len(pages) == 0 {
 			return

@@ -65,15 +65,15 @@ type lack struct {
 	had   int64 // bytes that were there
 }
 
-// lacks returns what wants lack.
-func (d *Device) lacks(wants []Want) (l lack) {
+// lacks returns what wants lack, without what stays in pinned memory.
+func (d *Device) lacks(wants []Want, stay delayed) (l lack) {
 	for _, w := range wants {
 		pieces, _ := plan(w.Key.Extents(Aligned(w.Pages, w.Size)), w.Pages, w.Size, d.info.Granularity, math.MaxInt64)
 		for _, of := range pieces {
 			switch {
 			case of.x != nil && of.x.Placement().Tier == TierVRAM:
 				l.had += of.bytes()
-			case !w.Key.Preference().OnHost:
+			case !w.Key.Preference().OnHost && !stay.has(w.Key, of.pages):
 				l.bytes += of.bytes()
 			}
 		}
@@ -212,7 +212,7 @@ func (d *Device) bringIn(ctx context.Context, wants []Want, a *Asking, l lack) e
 		}
 	}
 	a.brings = time.Now()
-	return d.swapIn(ctx, wants, a)
+	return d.swapIn(ctx, wants, a, nil)
 }
 
 // awaitIdle waits until brackets of clients without a quantum have given back what a client that has one lacks. The
@@ -267,7 +267,7 @@ func (d *Device) fitsLocked(bytes int64) bool { return d.taken+d.promised+bytes 
 
 // awayLocked returns how many bytes a client has in pinned memory. Device.mu is held.
 func (d *Device) awayLocked(c Client) (bytes int64) {
-	if c == 0 || d.takenHost == 0 {
+	if c == 0 || d.takenHost == 0 || d.delays != nil { // the threshold decides what is brought back
 		return 0
 	}
 	for _, x := range d.extents {
@@ -339,43 +339,53 @@ func (d *Device) standingLocked(x *Extent, c Client, asks tenants.ID, now time.T
 }
 
 // swapIn makes room for extents of wants that are in pinned memory, by evicting what other clients of the tenant have
-// and no quantum protects. Then it moves them. The caller's client has a quantum.
-func (d *Device) swapIn(ctx context.Context, wants []Want, a *Asking) error {
+// and no quantum protects. Then it moves them, and keeps them for keep, if that is not nil.
+func (d *Device) swapIn(ctx context.Context, wants []Want, a *Asking, keep *Pin) error {
 	for _, w := range wants {
 		if w.Key.Preference().OnHost {
 			continue
 		}
 		for _, x := range w.Key.Extents(w.Pages) {
-			if x.Placement().Tier != TierHost || x.Mapped() > 0 {
+			if x.Placement().Tier != TierHost || x.Mapped() > 0 || a.stay.has(x.key, x.pages) {
 				continue
 			}
-			if ok, err := d.swapOne(ctx, x, a); !ok || err != nil {
+			if ok, err := d.swapOne(ctx, x, a, keep != nil); !ok || err != nil {
 				return err
+			}
+			if keep != nil {
+				keep.keepOwn(x)
 			}
 		}
 	}
 	return nil
 }
 
-// swapOne is swapIn for one extent. It reports false if there is no room.
-func (d *Device) swapOne(ctx context.Context, x *Extent, a *Asking) (bool, error) {
+// swapOne is swapIn for one extent. It reports false if there is no room. With exchange, a tenant that may own no more
+// of the device gives other extents for this one.
+func (d *Device) swapOne(ctx context.Context, x *Extent, a *Asking, exchange bool) (bool, error) {
 	id := a.By.id()
 	mine, _, err := d.turn(ctx)
 	if err != nil {
 		return false, err
 	}
 	defer d.yield(mine)
-	for d.room() < x.size {
+	if exchange {
+		d.unclaim(id, -x.size) // counts as owned while victims are chosen, also beyond the maximum
+		defer d.unclaim(id, x.size)
+	}
+	for d.room() < x.size || exchange && d.over(id) {
 		but := sparing{copied: true, by: a.Client, own: true}
 		ok, err := d.evict(ctx, TierVRAM, id, ForBracket, but, x.size-d.room())
 		if !ok || err != nil {
 			return false, err
 		}
 	}
-	if !d.claim(id, x.size) {
-		return false, nil
+	if !exchange {
+		if !d.claim(id, x.size) {
+			return false, nil
+		}
+		defer d.unclaim(id, x.size)
 	}
-	defer d.unclaim(id, x.size)
 	d.bring(ctx, x)
 	return true, nil
 }

@@ -168,7 +168,7 @@ func (d *Device) admit(r Request, rest page.Range, pieces []piece, bytes int64) 
 // take pins a piece; if the extent does not exist, it makes it. It reports false if the Key's extents have changed.
 func (p *Pin) take(ctx context.Context, key Key, of piece, allocate allocator) (bool, error) {
 	if of.x != nil {
-		p.dev.promote(ctx, of.x, p.by.id())
+		p.promote(ctx, of.x)
 		return p.pin(of.x)
 	}
 	d, size := p.dev, of.bytes()
@@ -215,7 +215,7 @@ func (p *Pin) take(ctx context.Context, key Key, of piece, allocate allocator) (
 }
 
 // allocator finds memory for an extent that will be made for a tenant. there is as in Device.allocate.
-type allocator func(ctx context.Context, key Key, size int64, by Tenant, there func() bool) (found, error)
+type allocator func(ctx context.Context, key Key, pages page.Range, by Tenant, there func() bool) (found, error)
 
 // found is memory for an extent. littered means that it may hold old bytes, and that the extent shall be littered, too.
 type found struct {
@@ -225,9 +225,9 @@ type found struct {
 }
 
 // allocateOwn is the allocator of memory that does not move.
-func (d *Device) allocateOwn(ctx context.Context, _ Key, size int64, by Tenant,
+func (d *Device) allocateOwn(ctx context.Context, _ Key, pages page.Range, by Tenant,
 	there func() bool) (found, error) {
-	mem, err := d.allocate(ctx, size, by.id(), there)
+	mem, err := d.allocate(ctx, piece{pages: pages}.bytes(), by.id(), there)
 	return found{TierVRAM, mem, false}, err
 }
 
@@ -235,7 +235,7 @@ func (d *Device) allocateOwn(ctx context.Context, _ Key, size int64, by Tenant,
 func (d *Device) make(ctx context.Context, key Key, pages page.Range, by Tenant, allocate allocator) (*Extent, error) {
 	x := &Extent{dev: d, key: key, pages: pages, size: piece{pages: pages}.bytes(), owner: by.id(),
 		pins: make(map[uint32]int)}
-	got, err := allocate(ctx, key, x.size, by, func() bool { return len(key.Extents(pages)) > 0 })
+	got, err := allocate(ctx, key, pages, by, func() bool { return len(key.Extents(pages)) > 0 })
 	if err != nil {
 		return nil, err
 	}

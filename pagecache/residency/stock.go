@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/page"
 )
 
 // stock keeps the memory of a grant's victims for the grant. Freeing memory, allocating new memory, and exporting and
@@ -16,6 +17,7 @@ type stock struct {
 	by     Tenant
 	client Client
 	wants  []Want
+	stay   delayed
 
 	size  int64               // of each memory that is kept; protected by Device.mu
 	lacks int                 // how many memories may be kept; protected by Device.mu
@@ -89,7 +91,7 @@ func (s *stock) open(size int64) (needs int64) {
 		there := w.Key.Extents(Aligned(w.Pages, w.Size))
 		pieces, _ := plan(there, w.Pages, w.Size, s.dev.info.Granularity, s.dev.Budget())
 		for _, of := range pieces {
-			if of.x == nil && of.bytes() == size {
+			if of.x == nil && of.bytes() == size && !s.stay.has(w.Key, of.pages) {
 				lacks++
 			}
 		}
@@ -107,11 +109,12 @@ func (s *stock) close() {
 }
 
 // allocate is the allocator of grants. It takes the device's own memory, for which it evicts idle extents, and
-// otherwise pinned memory. For a Key that should be on the host it tries pinned memory first. It waits for nobody who
-// holds memory. Pinned memory that it returns is counted as the tenant's.
-func (s *stock) allocate(ctx context.Context, key Key, size int64, by Tenant, _ func() bool) (found, error) {
-	d := s.dev
-	onHost := key.Preference().OnHost
+// otherwise pinned memory. For an extent that should be on the host it tries pinned memory first. It waits for nobody
+// who holds memory. Pinned memory that it returns is counted as the tenant's.
+func (s *stock) allocate(ctx context.Context, key Key, pages page.Range, by Tenant, _ func() bool) (found, error) {
+	d, size := s.dev, piece{pages: pages}.bytes()
+	stays := s.stay.has(key, pages)
+	onHost := stays || key.Preference().OnHost
 	if !onHost && !d.over(by.id()) {
 		if got, err := s.allocateOwn(size, d.spare(size)); !errors.Is(err, gpubackend.ErrNoMemory) {
 			return got, err
@@ -123,7 +126,9 @@ func (s *stock) allocate(ctx context.Context, key Key, size int64, by Tenant, _ 
 	}
 	defer d.yield(mine)
 	if onHost {
-		if got, err := d.allocateOnHost(ctx, size, by); !errors.Is(err, errFull) {
+		got, err := d.allocateOnHost(ctx, size, by)
+		refused := stays && ctx.Err() == nil && !errors.Is(err, gpubackend.ErrDeviceLost)
+		if err == nil || !errors.Is(err, errFull) && !refused {
 			return got, err
 		}
 	}

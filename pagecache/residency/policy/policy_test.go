@@ -318,6 +318,9 @@ func TestThreshold(t *testing.T) {
 	require.Equal(t, 64, needs(Threshold{}, 0, 1000, false))
 	var th Threshold
 	require.True(t, th.Access(1, true, 1000, 1000, false), "a write moves at once")
+	require.True(t, th.Reached(1, 0, 1000, true))
+	require.False(t, th.Reached(1, 999, 1000, true), "one access is not enough")
+	require.False(t, th.Reached(2, 0, 1000, true), "never accessed")
 
 	// When counters are full, all are halved.
 	th.visits(1).accesses, th.visits(2).accesses = mostCount, 100

@@ -35,6 +35,12 @@ func (t *Threshold) Access(id ID, write bool, allocated, total int64, fits bool)
 	return write || v.accesses >= t.needed(v.trips, allocated, total, fits)
 }
 
+// Reached reports whether the accesses so far are enough. It counts none.
+func (t *Threshold) Reached(id ID, allocated, total int64, fits bool) bool {
+	v := t.extents[id]
+	return v != nil && v.accesses >= t.needed(v.trips, allocated, total, fits)
+}
+
 // needed is t_d of Equation 1.
 func (t *Threshold) needed(trips uint64, allocated, total int64, fits bool) uint64 {
 	static, penalty := t.Static, t.Penalty
