@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -40,7 +41,7 @@ func newWatched(t *testing.T, kind string) *watched {
 	t.Cleanup(func() { unix.Close(root) })
 	var st unix.Stat_t
 	require.NoError(t, unix.Fstat(int(f.Fd()), &st))
-	w := &watched{File: f, key: inodeKey{st.Dev, st.Ino}, witness: new(witness), noticed: make(chan inodeKey, 100)}
+	w := &watched{File: f, key: inodeKey{st.Dev, st.Ino}, witness: new(witness), noticed: make(chan inodeKey, 1000)}
 	log := slog.New(slog.DiscardHandler)
 	w.events = newEvents(kind, inodeKey{dev: st.Dev}, root, log, func(k inodeKey) { w.noticed <- k })
 	t.Cleanup(w.events.close)
@@ -103,6 +104,33 @@ func TestEventsTellWhoChanged(t *testing.T) {
 			require.Equal(t, before+want, w.look(t))
 		})
 	}
+}
+
+// TestManyEventsAreAllRead: a look sees the last of more events than one read of them returns.
+func TestManyEventsAreAllRead(t *testing.T) {
+	const files = 600
+	w := newWatched(t, EventsFanotify)
+	dir := filepath.Dir(w.Name())
+	for i := range files {
+		f, err := os.Create(filepath.Join(dir, strconv.Itoa(i)))
+		require.NoError(t, err)
+		defer f.Close()
+		var st unix.Stat_t
+		require.NoError(t, unix.Fstat(int(f.Fd()), &st))
+		mark := w.events.watch(int(f.Fd()), inodeKey{st.Dev, st.Ino}, new(witness))
+		require.NotNil(t, mark)
+		defer w.events.unwatch(mark, int(f.Fd()))
+	}
+	before := w.look(t)
+	w.witness.begin(int(w.Fd())) // attributes do not tell
+	w.events.reading.Lock()      // nobody else reads
+	w.witness.blurred.Store(true)
+	out, err := exec.Command("sh", "-c", `i=0; while [ $i -lt 600 ]; do printf x >> "$1/$i"; i=$((i+1)); done
+		printf x >> "$2"`, "sh", dir, w.Name()).CombinedOutput()
+	w.events.reading.Unlock()
+	require.NoError(t, err, "%s", out)
+	require.Equal(t, before+1, w.look(t))
+	w.witness.end(int(w.Fd()), anySize)
 }
 
 // TestEventsCallNotice changes a file while no witness looks.

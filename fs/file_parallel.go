@@ -47,7 +47,7 @@ func (h *home) WriteParallel(runs [][]byte, off int64) bool {
 		return false
 	}
 	// A write call takes the set-user-ID bit and capabilities off the file, and wakes those who watch SOURCE. Stores
-	// into a mapping do not, so the first page gets a call.
+	// into a mapping do not, so the first page gets a call. The rights go before the bytes change.
 	if _, err := h.WriteAt(runs[0][:page.Size], off); err != nil {
 		return false
 	}

@@ -184,6 +184,12 @@ func TestWriteParallelWhileTheFileIsCut(t *testing.T) {
 	}
 	close(stop)
 	cutting.Wait()
+
+	m, err := unix.Mmap(h.(*home).fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, unix.Munmap(m)) }()
+	require.NoError(t, os.Truncate(below, 7<<20))
+	require.Error(t, h.(*home).storeAll(m, runsOf(data, rnd)), "the last part fails")
 }
 
 // TestStoreInto: stores into a mapping whose file is shorter, or has no room, fail as calls do.

@@ -52,6 +52,8 @@ type memoryHome struct {
 	beforeRead func(page.Bytes)
 	// beforeWrites, if not nil, is called by each BeginWrites before it looks, with mu held.
 	beforeWrites func()
+	// slow is how much longer each write takes.
+	slow time.Duration
 	// relied is how many bytes were written since the last BeginWrites, and most the largest number so far.
 	relied, most int64
 }
@@ -124,6 +126,7 @@ func (h *memoryHome) WriteAt(p []byte, off int64) (int, error) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	time.Sleep(h.slow)
 	h.clock++
 	h.noted++ // nobody takes it for a direct change
 	if h.werr != nil && off >= h.werrAt && (h.werrEnd == 0 || off < h.werrEnd) {

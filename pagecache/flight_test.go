@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gaiafs/gaiafs/gpubackend/faulty"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 	"github.com/gaiafs/gaiafs/pagecache/view"
@@ -117,6 +118,31 @@ func TestReadsDoNotWaitForHome(t *testing.T) {
 	close(src.home.hung)
 	require.NoError(t, src.attached.Sync(context.Background(), func() error { return nil }))
 	require.True(t, bytes.Equal(p.load(0, p.end()), src.home.bytes(0, p.end())))
+}
+
+// TestChangeRightBeforeAFlight: a byte that is stored in SOURCE while a read fetches the page's released bytes survives.
+func TestChangeRightBeforeAFlight(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.noisyFile(flightPages * page.Size)
+	p := m.run(src, 0, 0, flightPages*page.Size, true)
+	want := src.home.bytes(0, flightPages*page.Size)
+	for i := range flightPages {
+		p.add(i * page.Size)
+		want[i*page.Size]++
+	}
+	p.release()
+	gate := m.devices[0].Hold(faulty.CopyOut)
+	read := make(chan []byte)
+	go func() { read <- src.read(t, 0, flightPages*page.Size) }()
+	<-gate.Arrived()
+	const at = 7*page.Size + 50
+	want[at]++
+	src.home.editAt(at, want[at:at+1])
+	gate.Open()
+	require.True(t, bytes.Equal(want, <-read))
+	require.NoError(t, src.attached.Sync(context.Background(), func() error { return nil }))
+	require.True(t, bytes.Equal(want, src.home.bytes(0, len(want))))
+	p.unmap()
 }
 
 // TestFlights lets various events happen to a file while released bytes that a read has seen are not home yet.

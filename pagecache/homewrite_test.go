@@ -43,6 +43,22 @@ func TestOneLookIsForFewBytes(t *testing.T) {
 	}
 }
 
+// TestALookIsForAMoment: if writes take long, each has a look of its own.
+func TestALookIsForAMoment(t *testing.T) {
+	m := newMachine(t, 1)
+	const size = 20 * page.Size
+	src := m.file(size)
+	p := m.run(src, 0, 0, size, true)
+	for off := 0; off < size; off += 2 * page.Size {
+		p.store(off, 'x')
+	}
+	p.release()
+	src.home.slow = 2 * lookAgain
+	require.NoError(t, m.cache.Flush(context.Background()))
+	require.EqualValues(t, page.Size, src.home.most)
+	p.unmap()
+}
+
 // TestWritesStayInsideTheFile: bytes that a device stored past the end of the last page's part of the file stay out.
 func TestWritesStayInsideTheFile(t *testing.T) {
 	eachWay(t, func(t *testing.T, m *machine) {

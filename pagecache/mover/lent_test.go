@@ -58,7 +58,8 @@ func TestSharesDoNotChangeTheBuffer(t *testing.T) {
 	want := f.home.data[:pages*page.Size]
 	all := []page.Range{{End: pages}}
 	buf, back := bytes.Clone(want), 0
-	x := &Piece{buf: buf, giveBack: func() { back++ }, shares: []Share{{other, all}, {few, []page.Range{{Start: 3, End: 4}}}}}
+	x := &Piece{buf: buf, giveBack: func() { back++ },
+		shares: []Share{{other, all}, {few, []page.Range{{Start: 3, End: 4}}}}}
 	x.setPages(all)
 	for _, s := range x.shares {
 		s.Fill.inbox.moved = make(chan struct{}, 1)
@@ -81,8 +82,8 @@ func TestSharesDoNotChangeTheBuffer(t *testing.T) {
 	require.Equal(t, 1, back)
 }
 
-// TestPace: a worker waits for a Fill that is behind, for no more than a part of its time. It does not wait for one that
-// is stuck, and not if its own Fill ends.
+// TestPace: a worker waits for a Fill that is behind, for no more than a part of its time. It does not wait for one
+// that is stuck, and not if its own Fill ends.
 func TestPace(t *testing.T) {
 	ended, end := context.WithCancel(t.Context())
 	end()
