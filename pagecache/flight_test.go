@@ -120,7 +120,8 @@ func TestReadsDoNotWaitForHome(t *testing.T) {
 	require.True(t, bytes.Equal(p.load(0, p.end()), src.home.bytes(0, p.end())))
 }
 
-// TestChangeRightBeforeAFlight: a byte that is stored in SOURCE while a read fetches the page's released bytes survives.
+// TestChangeRightBeforeAFlight: a byte that is stored in SOURCE while a read fetches the page's released bytes
+// survives.
 func TestChangeRightBeforeAFlight(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(flightPages * page.Size)
