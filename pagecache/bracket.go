@@ -37,9 +37,6 @@ type UseOptions struct {
 // ClientID identifies a client that opens brackets.
 type ClientID = residency.Client
 
-// DefaultQuantum is a good Options.Quantum.
-const DefaultQuantum = residency.DefaultQuantum
-
 // DefaultPatience is the default of UseOptions.Patience.
 const DefaultPatience = time.Minute
 

@@ -57,7 +57,6 @@ func newSettings() *settings {
 		hostMemory:        defaultHostMemory(cgroupLimit),
 		pinnedMemory:      pinnedShare * defaultHostMemory(cgroupLimit),
 		userShare:         75,
-		quantum:           span{Duration: pagecache.DefaultQuantum},
 		eviction:          choice{pagecache.DefaultEviction, pagecache.EvictionNames()},
 		placement:         choice{pagecache.PlaceEagerly, pagecache.PlacementNames()},
 		placeThreshold:    pagecache.DefaultPlacementThreshold,

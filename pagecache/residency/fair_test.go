@@ -161,7 +161,10 @@ func TestProgramsAreServedAlike(t *testing.T) {
 	}
 }
 
-var quantumOfPlay = flag.Duration("quantum", DefaultQuantum, "the longest quantum in TestProgramsAreServedAlike")
+// testQuantum is the longest quantum in tests.
+const testQuantum = 100 * time.Millisecond
+
+var quantumOfPlay = flag.Duration("quantum", testQuantum, "the longest quantum in TestProgramsAreServedAlike")
 
 func playOn(t *testing.T, rule string, c stage) {
 	d, _ := newPinnedDevice(t, 24, c.pinned)
@@ -195,8 +198,8 @@ func playOn(t *testing.T, rule string, c stage) {
 	if c.pause == 0 {
 		require.Greater(t, jain(v.programs), 0.95)
 	}
-	if *quantumOfPlay == DefaultQuantum {
-		require.Less(t, longest, 3*DefaultQuantum/2)
+	if *quantumOfPlay == testQuantum {
+		require.Less(t, longest, 3*testQuantum/2)
 		if c.pause == 0 && c.tenants == 1 && c.pages == 0 {
 			require.Greater(t, speed, 0.7)
 		}

@@ -18,8 +18,6 @@ import (
 type Client = quanta.Client
 
 const (
-	// DefaultQuantum is a good longest quantum. On an H200, moving takes 100 µs per MiB.
-	DefaultQuantum = 100 * time.Millisecond
 	// quantumTick is the longest pause between two looks at whether a quantum has ended.
 	quantumTick = time.Millisecond
 	// lookPart: looking takes no more than 1/lookPart of the time.

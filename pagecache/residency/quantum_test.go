@@ -20,7 +20,7 @@ type turns struct {
 
 func newTurns(t *testing.T, pinned int64) turns {
 	d, _ := newPinnedDevice(t, 4, pinned)
-	d.SetQuantum(DefaultQuantum)
+	d.SetQuantum(testQuantum)
 	return turns{t, d}
 }
 
@@ -74,7 +74,7 @@ func TestWaitForAQuantumIsBounded(t *testing.T) {
 			got.Free()
 		})
 		require.Greater(t, took, 10*time.Millisecond)
-		require.LessOrEqual(t, took, 3*DefaultQuantum/2)
+		require.LessOrEqual(t, took, 3*testQuantum/2)
 		require.Len(t, a.tiers(), 1, "the rest has left, once the quantum was over")
 		require.NotZero(t, v.d.Status().Quanta.Waits)
 		g.Free()
