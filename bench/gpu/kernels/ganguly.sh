@@ -53,12 +53,18 @@ kernels() {
 			done
 		done
 		# Without pinned memory everything that a bracket uses moves in. Brackets of tiles still fit.
-		[ -z "${MIGRATE:-}" ] || brackets "$percent" lru tiled 0 "$percent% migrate"
+		[[ -z ${MIGRATE:-} || $percent -ge 100 ]] || brackets "$percent" lru tiled 0 "$percent% migrate"
+	done
+	# By the threshold, what few brackets use stays in pinned memory. THRESHOLD has the shares of memory to run this with.
+	for percent in ${THRESHOLD:-}; do
+		brackets "$percent" lru tiled $((4 * mib))M "$percent% threshold" --placement threshold
 	done
 }
-brackets() { # PERCENT RULE WAY PINNED LABEL
-	mount --gpu-memory $((mib * $1 / 100))M --pinned-memory "$4" --eviction "$2" || return
-	run all "$mib" movable "$3" | sed "s/^/$5 /"
+brackets() { # PERCENT RULE WAY PINNED LABEL FLAG...
+	local percent=$1 rule=$2 way=$3 pinned=$4 label=$5
+	shift 5
+	mount --gpu-memory $((mib * percent / 100))M --pinned-memory "$pinned" --eviction "$rule" "$@" || return
+	run all "$mib" movable "$way" | sed "s/^/$label /"
 	umount
 }
 

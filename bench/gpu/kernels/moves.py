@@ -23,26 +23,30 @@ def kernels(lines: list[str]) -> None:
     if not took:
         return
     shares = sorted({k[0].split("%")[0] for of in took.values() for k in of if "%" in k[0]}, key=int, reverse=True)
-    print("\nGanguly's kernels, ms: brackets (whole, tiled), and with everything moved in (tiled), by share of memory")
-    print(f"{'':9}{'copy':>8}{'by bus':>9}{'managed':>9}" + "".join(f"{s + ' %: whole':>13}{'tiled':>8}{'moved':>9}" for s in shares))
+    print("\nGanguly's kernels, ms: brackets (whole, tiled), with everything moved in (tiled), and with --placement threshold "
+          "(tiled), by share of memory")
+    print(f"{'':9}{'copy':>8}{'by bus':>9}{'managed':>9}" + "".join(f"{s + ' %: whole':>13}{'tiled':>8}{'moved':>9}{'delayed':>9}" for s in shares))
     gains = collections.defaultdict(list)
     for name, of in took.items():
         cells = [of.get(("-", kind, "whole")) for kind in ("copy", "pinned", "managed")]
         for s in shares:
-            rule = next((k[0] for k in of if k[0].startswith(s + "% ") and not k[0].endswith("migrate")), "")
-            three = [of.get((rule, "movable", "whole")), of.get((rule, "movable", "tiled")),
-                     of.get((s + "% migrate", "movable", "tiled"))]
-            cells += three
-            best = min((t for t in three[:2] if t), default=None)
-            for base, other in (("moved", three[2]), ("bus", cells[1])):
+            rule = next((k[0] for k in of if k[0].startswith(s + "% ") and not k[0].endswith(("migrate", "threshold"))), "")
+            ways = [of.get((rule, "movable", "whole")), of.get((rule, "movable", "tiled")),
+                    of.get((s + "% migrate", "movable", "tiled")), of.get((s + "% threshold", "movable", "tiled"))]
+            cells += ways
+            best = min((t for t in ways[:2] if t), default=None)
+            for base, other in (("moved", ways[2]), ("bus", cells[1])):
                 if best and other:
                     gains[s, base, name in IRREGULAR].append(1 - best / other)
+            if ways[1] and ways[3]:
+                gains[s, "eager", name in IRREGULAR].append(1 - ways[3] / ways[1])
         print(f"{name:9}" + "".join(
-            f"{'-' if c is None else f'{c * 1e3:.1f}':>{8 if i in (0,) else 13 if i > 2 and i % 3 == 0 else 8 if i > 2 and i % 3 == 1 else 9}}"
+            f"{'-' if c is None else f'{c * 1e3:.1f}':>{(8, 9, 9)[i] if i < 3 else (13, 8, 9, 9)[(i - 3) % 4]}}"
             for i, c in enumerate(cells)))
     for (s, base, irregular), of in sorted(gains.items(), key=lambda g: (-int(g[0][0]), g[0][1:])):
-        against = "everything moved in" if base == "moved" else "by bus always"
-        print(f"  {s} %, {'irregular' if irregular else 'regular'}, run time cut against {against}: "
+        against = {"moved": "everything moved in", "bus": "by bus always", "eager": "eager placement, tiled"}[base]
+        how = " by the threshold" if base == "eager" else ""
+        print(f"  {s} %, {'irregular' if irregular else 'regular'}, run time cut{how} against {against}: "
               + " ".join(f"{g:.0%}" for g in of))
     print("  results:", f"{wrong} WRONG" if wrong else "all right")
 

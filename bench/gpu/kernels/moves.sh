@@ -58,7 +58,8 @@ for part; do
 		BUDGET=$((512 / scale)) PAUSES=3000 PARTS=1 QUANTA="0 100ms" limited 50 eight-pauses \
 			"$here/ganguly.sh" "$folder" eight
 		;;
-	kernels) MIB=$((256 / scale)) PERCENTS="110 80 50 25" MIGRATE=1 limited 130 kernels "$here/ganguly.sh" "$folder" kernels ;;
+	kernels) MIB=$((256 / scale)) PERCENTS="110 80 50 25" MIGRATE=1 THRESHOLD="50 25" limited 130 kernels \
+		"$here/ganguly.sh" "$folder" kernels ;;
 	share)
 		[[ ${GPUS:-} = emulated* ]] || MIB=$((1024 / scale)) ACCESSES=192 CHECKS=200 PINNED=4G \
 			MEMORY="$((1200 / scale))M=lru $((820 / scale))M=lru $((512 / scale))M=allocated,lru,lfu,random 256M=lru,lfu 32M=lru" \
