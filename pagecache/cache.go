@@ -252,7 +252,7 @@ func New(o Options) (*Cache, error) {
 		c.SetLiveBudget()
 	}
 	for _, d := range c.devices {
-		c.background.Go(func() { c.tend(ctx, d) })
+		c.attend(ctx, d)
 	}
 	c.background.Go(func() { c.run(ctx) })
 	return c, nil

@@ -195,10 +195,13 @@ func (m *Mapping) begin(ctx context.Context, src Source) (err error) {
 		return err
 	}
 	f, c := m.f, m.f.c
-	if m.client == nil {
+	switch {
+	case m.client == nil:
 		if err := m.reserve(ctx); err != nil {
 			return err
 		}
+	case m.pages.Bytes() > m.dev.room.Budget(): // its brackets may need pinned memory
+		m.dev.room.Expect(movableSize(m.dev.info, m.pages))
 	}
 	if err := f.mu.LockIn(ctx); err != nil {
 		if m.pin != nil {

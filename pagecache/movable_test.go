@@ -368,6 +368,34 @@ func TestThreshold(t *testing.T) {
 	require.Equal(t, "eager", m.cache.Status().Devices[0].Placement)
 }
 
+// TestPinnedMemoryIsMadeAhead: a mapping that is larger than the device gets pinned memory in the background, before a
+// bracket asks. Close waits for what is being made. The devices find nothing left.
+func TestPinnedMemoryIsMadeAhead(t *testing.T) {
+	m := newMovingMachine(t, 1, 2, 32)
+	spare := func(bricks int64) func() bool {
+		return func() bool { return m.cache.Status().PinnedSpareBytes == bricks*brick }
+	}
+	m.travel(m.noisyFile(2*brick), 0, true)
+	require.Zero(t, m.cache.Status().PinnedBytes, "it fits")
+	c := m.travel(m.noisyFile(8*brick), 0, true)
+	require.Eventually(t, spare(4), time.Minute, time.Millisecond)
+	u := c.use(0, 4)
+	require.Eventually(t, spare(4), time.Minute, time.Millisecond, "two were taken, and made again")
+	u.Done()
+	c.end()
+
+	m.cache.pinned.Trim(0)
+	gate := m.devices[0].Hold(faulty.AllocHost)
+	m.travel(m.noisyFile(8*brick), 0, true).end()
+	<-gate.Arrived()
+	closed := make(chan error, 1)
+	go func() { closed <- m.cache.Close(context.Background()) }()
+	gate.Open()
+	require.NoError(t, <-closed)
+	used, left := m.cache.pinned.Used()
+	require.Zero(t, used+left)
+}
+
 // TestDeviceLostWhileOut loses the device of a client with an open bracket and with pinned memory.
 func TestDeviceLostWhileOut(t *testing.T) {
 	m := newMovingMachine(t, 1, 2, 4)

@@ -48,6 +48,12 @@ func (c *Cache) SetLiveBudget() {
 // between two looks has to fit into it.
 const tendTick = 250 * time.Millisecond
 
+// attend starts the goroutines of a device. They end with ctx, and Close waits for them.
+func (c *Cache) attend(ctx context.Context, d *device) {
+	c.background.Go(func() { c.tend(ctx, d) })
+	c.background.Go(func() { c.pinAhead(ctx, d) })
+}
+
 // tend adjusts a device's live budget and moves extents back into memory that becomes free, until ctx ends.
 func (c *Cache) tend(ctx context.Context, d *device) {
 	tick := time.NewTicker(tendTick)
@@ -61,6 +67,18 @@ func (c *Cache) tend(ctx context.Context, d *device) {
 				c.log.Debug("the live budget of a device was not adjusted", "device", d.info.Ordinal, "error", err)
 			}
 			_ = d.room.Back(ctx, now)
+		}
+	}
+}
+
+// pinAhead makes pinned memory for a device ahead of need, until ctx ends.
+func (c *Cache) pinAhead(ctx context.Context, d *device) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-d.room.Expected():
+			d.room.Ahead(ctx)
 		}
 	}
 }

@@ -30,11 +30,12 @@ type device struct {
 	drv    *driver
 	handle deviceHandle
 
-	in, out             copiers
-	worker              *worker // used by jobs of its lane only
-	workLane, allocLane *lane
-	buffers             buffers
-	loss                atomic.Pointer[error] // the error by which the device was lost
+	in, out copiers
+	worker  *worker // used by jobs of its lane only
+	// hostLane pins host memory, so that nobody else waits for that.
+	workLane, allocLane, hostLane *lane
+	buffers                       buffers
+	loss                          atomic.Pointer[error] // the error by which the device was lost
 
 	peersMu sync.Mutex
 	peers   map[deviceHandle]error // protected by peersMu; why a GPU's memory cannot be reached, nil if it can
@@ -108,7 +109,7 @@ func open(drv *driver, o Options, ptx []byte) (*device, error) {
 
 // start makes the lanes and their resources. After an error tearDown frees them.
 func (d *device) start(ctx contextHandle, f Found, ptx []byte) (err error) {
-	for _, l := range []**lane{&d.allocLane, &d.workLane} {
+	for _, l := range []**lane{&d.allocLane, &d.workLane, &d.hostLane} {
 		if *l, err = startLane(d.drv, ctx); err != nil {
 			return err
 		}
@@ -178,7 +179,7 @@ func (d *device) tearDown() {
 	if d.worker != nil {
 		_ = d.workLane.do(background, d.worker.free)
 	}
-	for _, l := range []*lane{d.workLane, d.allocLane} {
+	for _, l := range []*lane{d.workLane, d.allocLane, d.hostLane} {
 		if l != nil {
 			l.stop()
 		}
@@ -241,7 +242,7 @@ func (d *device) AllocHost(size int64) (gpubackend.Memory, error) {
 	d.memories++
 	d.mu.Unlock()
 	m := &memory{dev: d, size: size, host: true}
-	if err := d.run(context.Background(), d.allocLane, m.create); err != nil {
+	if err := d.run(context.Background(), m.lane(), m.create); err != nil {
 		d.giveBack(0)
 		return nil, err
 	}

@@ -3,10 +3,10 @@
 // # Model
 //
 // libcuda.so.1 is loaded at its first use; neither cgo nor the CUDA toolkit is needed to build or run gaiafs. A device
-// has the GPU's primary context and five lanes, each a stream and the right to use it: two copy to the GPU, one from
-// it, one runs the page kernels and zeroes, and one allocates and frees. A call runs on its caller's goroutine, locked
-// to its thread with the context current, and waits there until its work is done. Lanes work concurrently; within a
-// lane calls wait for each other.
+// has the GPU's primary context and six lanes, each a stream and the right to use it: two copy to the GPU, one from it,
+// one runs the page kernels and zeroes, one allocates and frees, and one does that with host memory. A call runs on its
+// caller's goroutine, locked to its thread with the context current, and waits there until its work is done. Lanes work
+// concurrently; within a lane calls wait for each other.
 //
 // # Memory
 //

@@ -152,7 +152,7 @@ func (m *memory) Free() error {
 			err = errors.Join(err, f.Close())
 		}
 	}
-	destroyed := m.dev.allocLane.do(context.Background(), m.destroy)
+	destroyed := m.lane().do(context.Background(), m.destroy)
 	if m.dev.lost() == nil && !errors.Is(destroyed, gpubackend.ErrDeviceLost) {
 		err = errors.Join(err, destroyed)
 	}
@@ -162,6 +162,14 @@ func (m *memory) Free() error {
 		m.dev.giveBack(m.size)
 	}
 	return err
+}
+
+// lane returns the lane that makes and frees m.
+func (m *memory) lane() *lane {
+	if m.host {
+		return m.dev.hostLane
+	}
+	return m.dev.allocLane
 }
 
 // mapMemory maps all n bytes of an allocation at an address that the driver chooses, for loads, or for loads and

@@ -140,6 +140,20 @@ var residencyPlants = []plant{
 		nets: []net{{pkg: "pagecache/residency", run: "TestThresholdSparesTheBracket"}},
 	},
 	{
+		name: "memory made ahead of need takes all of the pool",
+		file: "pagecache/residency/ahead.go",
+		old:  "\t\tp.used+size > p.limit-most {",
+		new:  "\t\tp.used+size > p.limit {",
+		nets: []net{{pkg: "pagecache/residency", run: "TestPinnedAheadIsBounded"}},
+	},
+	{
+		name: "a bracket is refused while memory is made ahead of its need",
+		file: "pagecache/residency/pinned.go",
+		old:  "case done != nil:",
+		new:  "case done != nil && size < 0:",
+		nets: []net{{pkg: "pagecache/residency", run: "TestPinnedAheadIsAwaited"}},
+	},
+	{
 		name: "pinned memory shows the bytes of another extent",
 		file: "pagecache/residency/pinned.go",
 		old:  "return s.mem, true, nil",

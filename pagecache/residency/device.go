@@ -48,6 +48,7 @@ type Device struct {
 	info    gpubackend.Info
 	options Options // except Tenants, which mu protects
 	pinned  *Pinned
+	ahead   ahead // Pinned.mu protects its fields
 
 	// budgeting is held while the budget or the guarantees change. It comes before mu. Whoever locks it on several
 	// devices does so in the order of the cache.
@@ -120,6 +121,7 @@ func New(d gpubackend.Device, o Options) (*Device, error) {
 		rule: rule, eviction: o.Eviction, ledger: ledger, quantum: o.Quantum,
 		quanta:  make(map[tenants.ID]*quanta.Quanta),
 		extents: make(map[policy.ID]*Extent), charges: make(map[uint32]int64), freed: make(chan struct{}, 1),
+		ahead: ahead{wanted: make(chan struct{}, 1)},
 	}
 	made.SetDelay(o.Delay)
 	o.Pinned.use(made)

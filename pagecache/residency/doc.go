@@ -45,9 +45,9 @@
 // that has a Pin does not move. The Key makes sure that no client stores into an extent without a Pin: package
 // pagecache takes extents back from clients with movable mappings before it Cleans or Rehouses them.
 //
-// Pinned memory is one pool for all devices of a mount (Pinned). It is bounded, made on demand, and kept for the next
-// extent when it is given back. A reservation that needs room in it evicts extents of any device, without that device's
-// turn. While a user may still have some pinned memory mapped, no other user gets it.
+// Pinned memory is one pool for all devices of a mount (Pinned). It is bounded, made on demand and ahead of need
+// (ahead.go), and kept for the next extent when it is given back. A reservation that needs room in it evicts extents of
+// any device, without that device's turn. While a user may still have some pinned memory mapped, no other user gets it.
 //
 // # Grants
 //
@@ -104,5 +104,6 @@
 //
 // # What it does not do
 //
-// It does no I/O except on devices, knows no clients, and starts no goroutine that outlives a call.
+// It does no I/O except on devices, knows no clients, and starts no goroutine that outlives a call. Whoever owns a
+// Device calls Ahead when Expected says so.
 package residency

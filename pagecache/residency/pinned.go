@@ -12,8 +12,8 @@ import (
 )
 
 // Pinned is the pinned host memory that the devices of a mount share. Pinning takes long, so memory that an extent
-// gives back is kept for the next one, until Trim finds that it went unused. Its methods may be called from any
-// goroutine.
+// gives back is kept for the next one, and some is made ahead of need (ahead.go), until Trim finds that it went unused.
+// Its methods may be called from any goroutine.
 type Pinned struct {
 	mu      sync.Mutex
 	limit   int64         // bytes; protected by mu
@@ -23,6 +23,9 @@ type Pinned struct {
 	// ledger has who owns how much of extents' memory. Protected by mu.
 	ledger  *tenants.Ledger
 	devices []*Device // the devices that use it; protected by mu
+	// working has an element for each spare that is being made, its size, and for spares that are being freed, 0. The
+	// channel is closed when that is done. Protected by mu.
+	working map[chan struct{}]int64
 }
 
 // spare is memory that no extent has.
@@ -31,12 +34,13 @@ type spare struct {
 	mem   gpubackend.Memory
 	had   []uint32 // users that may have been given it, and may have it still
 	since time.Time
+	fresh bool // no extent had it
 }
 
 // NewPinned returns an empty pool of at most limit bytes.
 func NewPinned(limit int64) *Pinned {
 	ledger, _ := tenants.New(limit, nil) // without tenants, New cannot fail
-	return &Pinned{limit: limit, ledger: ledger}
+	return &Pinned{limit: limit, ledger: ledger, working: make(map[chan struct{}]int64)}
 }
 
 // SetTenants sets the tenants' maxima. A tenant over its new maximum keeps what it owns until it asks for more.
@@ -157,6 +161,10 @@ const nobody = math.MaxUint32
 // zeros. ErrNoMemory of gpubackend if the limit is reached or the host refuses.
 func (p *Pinned) take(d *Device, size int64, user uint32) (mem gpubackend.Memory, littered bool, err error) {
 	if s, ok := p.recycle(d, size, user); ok {
+		if s.fresh {
+			d.Expect(size)
+			return s.mem, !s.mem.Zeroed(), nil
+		}
 		return s.mem, true, nil
 	}
 	if err := p.room(size); err != nil {
@@ -166,6 +174,7 @@ func (p *Pinned) take(d *Device, size int64, user uint32) (mem gpubackend.Memory
 		p.unused(size)
 		return nil, false, err
 	}
+	d.Expect(size)
 	return mem, !mem.Zeroed(), nil
 }
 
@@ -183,37 +192,65 @@ func (p *Pinned) recycle(d *Device, size int64, user uint32) (spare, bool) {
 	return spare{}, false
 }
 
-// room counts size more bytes as used. If the limit is reached, it frees spares.
+// room counts size more bytes as used. If the limit is reached, it frees spares, and waits for those that are being
+// made or freed.
 func (p *Pinned) room(size int64) error {
-	p.mu.Lock()
-	var gone []spare
-	for n := p.used; n+size > p.limit && len(p.spares) > len(gone); {
-		s := p.spares[len(gone)]
-		gone = append(gone, s)
-		n -= s.mem.Size()
+	for {
+		p.mu.Lock()
+		if p.used+size <= p.limit {
+			p.used += size
+			p.mu.Unlock()
+			return nil
+		}
+		n := 0
+		for over := p.used + size - p.limit; over > 0 && n < len(p.spares); n++ {
+			over -= p.spares[n].mem.Size()
+		}
+		gone := slices.Clone(p.spares[:n])
+		p.spares = slices.Delete(p.spares, 0, n)
+		var done chan struct{}
+		for done = range p.working {
+			break
+		}
+		p.mu.Unlock()
+		switch {
+		case n > 0:
+			p.drop(gone)
+		case done != nil:
+			<-done
+		default:
+			return gpubackend.ErrNoMemory
+		}
 	}
-	p.spares = slices.Delete(p.spares, 0, len(gone))
-	p.mu.Unlock()
-	p.drop(gone)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.used+size > p.limit {
-		return gpubackend.ErrNoMemory
+}
+
+// begin notes that a spare of so many bytes is being made, or with 0, that some are being freed. p.mu is held. end does
+// not need it.
+func (p *Pinned) begin(makes int64) (end func()) {
+	done := make(chan struct{})
+	p.working[done] = makes
+	return func() {
+		p.mu.Lock()
+		delete(p.working, done)
+		p.mu.Unlock()
+		close(done)
 	}
-	p.used += size
-	return nil
 }
 
 // put keeps memory of an extent of d as a spare. had are the users that may have been given it.
 func (p *Pinned) put(d *Device, mem gpubackend.Memory, had []uint32) {
 	p.mu.Lock()
-	p.spares = append(p.spares, spare{d, mem, had, time.Now()})
+	p.spares = append(p.spares, spare{dev: d, mem: mem, had: had, since: time.Now()})
 	p.mu.Unlock()
 	p.notify()
 }
 
 // drop frees spares that the caller took from the list.
 func (p *Pinned) drop(gone []spare) {
+	p.mu.Lock()
+	end := p.begin(0)
+	p.mu.Unlock()
+	defer end()
 	for _, s := range gone {
 		size := s.mem.Size()
 		if err := s.mem.Free(); err != nil && !errors.Is(err, gpubackend.ErrDeviceLost) {
