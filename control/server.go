@@ -121,7 +121,6 @@ type Server struct {
 	work     sync.WaitGroup // the accepting goroutine and the sessions
 	draining atomic.Bool    // no more mappings are made
 	endings  atomic.Uint64  // sessions that have ended
-	clients  atomic.Uint64  // sessions that there ever were
 
 	mu       sync.Mutex
 	sessions map[*session]struct{} // guarded by mu

@@ -24,10 +24,9 @@ import (
 // session is one connection of a client. Its reader goroutine owns it. Requests run in their own goroutines. The reader
 // waits for them before it unmaps what is left.
 type session struct {
-	server *Server            // immutable
-	conn   *net.UnixConn      // immutable
-	who    unix.Ucred         // the process at the other end; immutable
-	client pagecache.ClientID // immutable
+	server *Server       // immutable
+	conn   *net.UnixConn // immutable
+	who    unix.Ucred    // the process at the other end; immutable
 	// cgroup and command are the process's when they are first asked for.
 	cgroup  func() (string, error)
 	command func() string
@@ -107,7 +106,6 @@ func (m *openMap) clip(off, n int64) (int64, int64, bool) {
 func newSession(s *Server, conn *net.UnixConn, who unix.Ucred) *session {
 	ses := &session{
 		server:   s,
-		client:   pagecache.ClientID(s.clients.Add(1)),
 		conn:     conn,
 		who:      who,
 		cgroup:   sync.OnceValues(func() (string, error) { return cgroupOf(conn, who.Pid) }),

@@ -27,15 +27,9 @@ type UseOptions struct {
 	// Patience is the longest wait for other brackets to end. 0 stands for DefaultPatience.
 	Patience time.Duration
 	Process  uint32
-	// ClientID tells the clients of a tenant apart. They take turns if their memory does not fit together. 0: this one
-	// takes no turns.
-	ClientID ClientID
 	// Keeper keeps the bracket open after its end, if allowed (Bracket.Kept). nil: the bracket is not kept.
 	Keeper Keeper
 }
-
-// ClientID identifies a client that opens brackets.
-type ClientID = residency.Client
 
 // DefaultPatience is the default of UseOptions.Patience.
 const DefaultPatience = time.Minute
@@ -131,7 +125,7 @@ func (c *Cache) use(ctx context.Context, ranges map[*Mapping][]page.Range, dev *
 	}
 	b := &Bracket{}
 	b.grant, err = dev.room.Grant(ctx, wants, residency.Asking{By: by, Process: o.Process, Nested: o.Nested,
-		Patience: o.Patience, Client: o.ClientID})
+		Patience: o.Patience})
 	if err != nil {
 		c.lose(dev, err)
 		if errors.Is(err, syscall.ENOMEM) && slices.ContainsFunc(of, func(m *Mapping) bool { return !m.hears() }) {
@@ -160,15 +154,13 @@ func (c *Cache) use(ctx context.Context, ranges map[*Mapping][]page.Range, dev *
 	if err := give(ctx, b.parts); err != nil {
 		return nil, dev.fault(err)
 	}
-	b.grant.Ready()
 	for _, part := range b.parts {
 		part.pin.Accessed(part.pages)
 		part.f.count(func(c *Counters) { c.Brackets.Add(1) })
 	}
 	if o.Keeper != nil && !by.Limited && dev.mayKeep(b.grant) {
 		b.keeper, b.kept = o.Keeper, &dev.kept
-		b.kept.add(b.keeper, o.ClientID)
-		b.grant.Keep()
+		b.kept.add(b.keeper)
 	}
 	return b, nil
 }

@@ -72,9 +72,6 @@ type Options struct {
 	Preferences []Preference
 	// Tenants lists the tenants with unequal shares, as checked by CheckTenants. All others have weight 1.
 	Tenants []Tenant
-	// Quantum is the longest time that a client keeps its memory of a device while other clients of its tenant wait for
-	// it. 0: programs do not take turns.
-	Quantum time.Duration
 	// PinnedMemory is how much host memory may be pinned, in bytes, for extents that do not fit on devices. 0 means
 	// none.
 	PinnedMemory int64
@@ -297,7 +294,7 @@ func (c *Cache) newDevice(d gpubackend.Device, info gpubackend.Info, o Options) 
 	}
 	own.room, err = residency.New(zeroed{d, own.moves}, residency.Options{
 		Share: cmp.Or(o.UserShare, 1), Eviction: o.Eviction, Log: o.Log, Pinned: c.pinned, Tenants: o.Tenants,
-		Recall: own.kept.recall, Quantum: o.Quantum, Delay: delay,
+		Recall: own.kept.recall, Delay: delay,
 		Patience: func() time.Duration { return c.clean.LongestPatience() },
 	})
 	return own, err

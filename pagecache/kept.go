@@ -45,19 +45,18 @@ type kept struct {
 // keeps counts the brackets that a client keeps, and those of them that it was not asked to end yet (fresh). asked is
 // when it was last asked. A client that was asked ends each bracket that it knew of once no kernel uses it.
 type keeps struct {
-	client          ClientID // immutable
 	brackets, fresh int
 	asked           time.Time
 }
 
-func (k *kept) add(by Keeper, client ClientID) {
+func (k *kept) add(by Keeper) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.by == nil {
 		k.by = make(map[Keeper]*keeps)
 	}
 	if k.by[by] == nil {
-		k.by[by] = &keeps{client: client}
+		k.by[by] = new(keeps)
 	}
 	k.by[by].brackets++
 	k.by[by].fresh++
@@ -74,14 +73,14 @@ func (k *kept) drop(by Keeper) {
 }
 
 // recall asks clients to end the brackets that they do not use, and waits for the answers, at most movePatience. The
-// device needs room. It does not ask clients that are spared.
-func (k *kept) recall(ctx context.Context, spares func(ClientID) bool) {
+// device needs room.
+func (k *kept) recall(ctx context.Context) {
 	var waits []func(ctx context.Context) error
-	for _, by := range k.keepers(spares) {
+	for _, by := range k.keepers() {
 		if wait, err := by.Recall(); err == nil {
 			waits = append(waits, wait)
 		} else {
-			k.unasked(by)
+			k.spared(by)
 		}
 	}
 	if len(waits) == 0 {
@@ -95,15 +94,12 @@ func (k *kept) recall(ctx context.Context, spares func(ClientID) bool) {
 }
 
 // keepers returns the clients to ask now: those that keep brackets they were not asked for, and those last asked more
-// than askAgain ago. It leaves out those that are spared. It notes that they are asked.
-func (k *kept) keepers(spares func(ClientID) bool) (all []Keeper) {
+// than askAgain ago. It notes that they are asked.
+func (k *kept) keepers() (all []Keeper) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.recalled = time.Now()
 	for by, of := range k.by {
-		if spares != nil && spares(of.client) {
-			continue
-		}
 		if of.fresh > 0 || k.recalled.Sub(of.asked) >= askAgain {
 			all, of.fresh, of.asked = append(all, by), 0, k.recalled
 		}
@@ -111,8 +107,8 @@ func (k *kept) keepers(spares func(ClientID) bool) (all []Keeper) {
 	return all
 }
 
-// unasked notes that a client could not be asked after all.
-func (k *kept) unasked(by Keeper) {
+// spared notes that a client could not be asked after all.
+func (k *kept) spared(by Keeper) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if of := k.by[by]; of != nil {
@@ -122,11 +118,8 @@ func (k *kept) unasked(by Keeper) {
 
 // mayKeep reports whether a client may keep a bracket with this grant. All its memory must be the device's own, and the
 // eviction rule must not depend on which brackets are open. If the rule counts uses, the device must not have needed
-// room for keepAfter. While programs take turns, the client must have a quantum.
+// room for keepAfter.
 func (d *device) mayKeep(g *residency.Grant) bool {
-	if !g.MayKeep() {
-		return false
-	}
 	for _, pin := range g.Pins() {
 		for _, x := range pin.Extents() {
 			if x.Placement().Tier != TierDevice {

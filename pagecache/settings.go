@@ -97,13 +97,6 @@ func (c *Cache) SetPinnedMemory(ctx context.Context, bytes int64) error {
 	return errors.Join(errs...)
 }
 
-// SetQuantum changes Options.Quantum.
-func (c *Cache) SetQuantum(longest time.Duration) {
-	for _, d := range c.devices {
-		d.room.SetQuantum(longest)
-	}
-}
-
 // SetUserShare changes Options.UserShare. Existing mappings stay.
 func (c *Cache) SetUserShare(share float64) error {
 	if !(share > 0 && share <= 1) {

@@ -85,8 +85,6 @@ type DeviceStatus struct {
 	Evicted []residency.Departure `json:"evicted"`
 	// OverBus is what ended brackets had in pinned memory.
 	OverBus residency.OverBus `json:"over_bus"`
-	// Quanta counts the brackets that waited because programs take turns.
-	Quanta residency.Quanta `json:"quanta"`
 	// Placement is one of PlacementNames. Delayed counts what brackets had in pinned memory because the threshold was
 	// not reached.
 	Placement string            `json:"placement"`
@@ -337,7 +335,7 @@ func (d *device) status() DeviceStatus {
 		Eviction:    memory.Eviction,
 		PinnedBytes: memory.Pinned, MovedInBytes: memory.MovedIn, MovedOutBytes: memory.MovedOut,
 		Brackets: memory.Brackets, BracketsWaiting: memory.Waiting,
-		Evicted: memory.Departures, OverBus: memory.OverBus, Quanta: memory.Quanta,
+		Evicted: memory.Departures, OverBus: memory.OverBus,
 		Placement: placementName(memory.Threshold), Delayed: memory.Delayed,
 		Transfers: *d.transfers.Load(),
 		Lost:      d.lost.Load(),

@@ -66,11 +66,6 @@ var liveSettings = []liveSetting{
 	{name: "placement", apply: setPlacement},
 	{name: "placement-threshold", apply: setPlacement},
 	{name: "placement-penalty", apply: setPlacement},
-	{name: "bracket-quantum",
-		apply: func(_ context.Context, s *service, next *settings) error {
-			s.cache.SetQuantum(next.quantum.Duration)
-			return nil
-		}},
 	{name: "transfers",
 		apply: func(_ context.Context, s *service, next *settings) error {
 			return s.cache.SetTransfers(next.transfers.word)

@@ -184,7 +184,6 @@ func (m *mountPlan) start(log *slog.Logger) (_ *service, err error) {
 		Eviction:          m.eviction.word,
 		Placement:         m.placing(),
 		Transfers:         m.transfers.word,
-		Quantum:           m.quantum.Duration,
 		Tenants:           m.tenants.list,
 		Preferences:       m.priorities.list,
 		LiveBudget:        m.gpuMemory.size == 0,

@@ -30,7 +30,6 @@ type settings struct {
 	placeThreshold    factor
 	placePenalty      factor
 	transfers         choice
-	quantum           span
 	readOnly          bool
 	restrict          restriction
 	kernelOpens       bool
@@ -111,8 +110,6 @@ func (s *settings) flags() *pflag.FlagSet {
 		"when memory that brackets use moves to the device: with the first one, or after enough accesses")
 	f.Var(&s.placeThreshold, "placement-threshold", "with --placement threshold, accesses that are enough when the device is nearly full")
 	f.Var(&s.placePenalty, "placement-penalty", "with --placement threshold, factor on these if other memory has to leave")
-	f.Var(&s.quantum, "bracket-quantum",
-		"longest time that a program keeps its device memory while others of its tenant wait; 0: programs take no turns")
 	f.Var(&s.transfers, "transfers",
 		"which transfer of a device begins next; docs/transfers.md describes the disciplines")
 	f.BoolVar(&s.readOnly, "read-only", s.readOnly, "refuse all changes")

@@ -153,16 +153,6 @@ func (s *statusDocument) printMoves(b *strings.Builder) {
 		}
 		return rows
 	})
-	section(b, "Brackets that waited for their programs' turns", func(t io.Writer) (rows int) {
-		for _, d := range s.Devices {
-			if q := d.Quanta; q.Waits > 0 {
-				rows++
-				fmt.Fprintf(t, "  gpu%d\t%s\t%.1f s\tlongest %.3f s\n", d.Device, count(int(q.Waits), "bracket"),
-					q.Seconds, q.Longest)
-			}
-		}
-		return rows
-	})
 	section(b, "Memory that brackets used in pinned memory, with too few accesses to move", func(t io.Writer) (rows int) {
 		for _, d := range s.Devices {
 			if o := d.Delayed; o.Brackets > 0 {

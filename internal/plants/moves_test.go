@@ -93,20 +93,6 @@ var movesPlants = []plant{
 		nets: []net{{pkg: "pagecache/residency", run: "TestKeepsWhatMoves"}},
 	},
 	{
-		name: "others take the memory of a program whose turn it is",
-		file: "pagecache/residency/quantum.go",
-		old:  "\t\treturn isProtected\n",
-		new:  "\t\treturn ofOthers\n",
-		nets: []net{{pkg: "pagecache/residency", run: "TestProgramsAreServedAlike"}},
-	},
-	{
-		name: "a turn does not end",
-		file: "pagecache/residency/quanta/quanta.go",
-		old:  "end := c.began.Add(longest)",
-		new:  "end := c.began.Add(1000 * longest)",
-		nets: []net{{pkg: "pagecache/residency/quanta", run: "TestQuantumIsBounded"}},
-	},
-	{
 		name: "brackets are not counted",
 		file: "control/bracket.go",
 		old:  "s.openLocked() > s.server",

@@ -135,8 +135,8 @@ var residencyPlants = []plant{
 	{
 		name: "an extent moves to the place of another one that the same bracket uses",
 		file: "pagecache/residency/delay.go",
-		old:  "\t\t\tkeep.keepOwn(x)\n",
-		new:  "\t\t\t_ = x\n",
+		old:  "w.Pages) {\n\t\t\tkeep.keepOwn(x)\n",
+		new:  "w.Pages) {\n\t\t\t_ = x\n",
 		nets: []net{{pkg: "pagecache/residency", run: "TestThresholdSparesTheBracket"}},
 	},
 	{

@@ -170,6 +170,9 @@ func (d *Device) delay(wants []Want, by tenants.ID) (stay delayed) {
 	return stay
 }
 
+// fitsLocked reports whether there is room for so many bytes. Device.mu is held.
+func (d *Device) fitsLocked(bytes int64) bool { return d.taken+d.promised+bytes <= d.budget }
+
 // fitsOwnLocked reports whether a tenant can have so many more bytes of the device's own memory although no extent
 // leaves. Device.mu is held.
 func (d *Device) fitsOwnLocked(id tenants.ID, bytes int64) bool {
@@ -222,7 +225,41 @@ func (d *Device) moveIn(ctx context.Context, wants []Want, a *Asking) error {
 			keep.keepOwn(x)
 		}
 	}
-	return d.swapIn(ctx, wants, a, keep)
+	for _, w := range wants {
+		if w.Key.Preference().OnHost {
+			continue
+		}
+		for _, x := range w.Key.Extents(w.Pages) {
+			if x.Placement().Tier != TierHost || x.Mapped() > 0 || a.stay.has(x.key, x.pages) {
+				continue
+			}
+			if ok, err := d.swapIn(ctx, x, a.By.id()); !ok || err != nil {
+				return err
+			}
+			keep.keepOwn(x)
+		}
+	}
+	return nil
+}
+
+// swapIn moves x from pinned memory to the device's own, and makes room for it. It reports false if there is none. A
+// tenant that may own no more of the device gives other extents for this one.
+func (d *Device) swapIn(ctx context.Context, x *Extent, id tenants.ID) (bool, error) {
+	mine, _, err := d.turn(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer d.yield(mine)
+	d.unclaim(id, -x.size) // counts as owned while victims are chosen, also beyond the maximum
+	defer d.unclaim(id, x.size)
+	for d.room() < x.size || d.over(id) {
+		ok, err := d.evict(ctx, TierVRAM, id, ForBracket, sparing{copied: true}, x.size-d.room())
+		if !ok || err != nil {
+			return false, err
+		}
+	}
+	d.bring(ctx, x)
+	return true, nil
 }
 
 // keepOwn pins x if it is in the device's own memory. Nobody is charged.

@@ -13,7 +13,6 @@ import (
 
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/pagecache/residency/policy"
-	"github.com/gaiafs/gaiafs/pagecache/residency/quanta"
 	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
@@ -29,14 +28,11 @@ type Options struct {
 	Pinned *Pinned
 	// Tenants are the configured tenants. tenants.Check has accepted them.
 	Tenants []tenants.Tenant
-	// Quantum is the longest quantum of a client. 0: there are none. See package quanta.
-	Quantum time.Duration
 	// Delay says when extents that brackets use move to the device's own memory.
 	Delay Delay
 	// Recall asks clients to end the brackets that they keep without need. It is called before a victim is chosen,
-	// without locks, and may wait for clients. It does not ask clients that are spared, if spares is not nil. nil means
-	// that there is nothing to recall.
-	Recall func(ctx context.Context, spares func(Client) bool)
+	// without locks, and may wait for clients. nil means that there is nothing to recall.
+	Recall func(ctx context.Context)
 	// Log receives messages that no caller waits for.
 	Log *slog.Logger
 }
@@ -85,12 +81,6 @@ type Device struct {
 	overBus    OverBus                                      // protected by mu
 	delays     *delays                                      // nil: extents move with the first bracket; protected by mu
 	delayed    Delayed                                      // protected by mu
-	// the longest quantum, what each tenant's clients have, how many grants wait for one, and how many did. Protected
-	// by mu
-	quantum time.Duration
-	quanta  map[tenants.ID]*quanta.Quanta
-	queued  int
-	waited  Quanta
 	// promised is how many bytes the reservation that has the turn has freed so far. Protected by mu.
 	promised int64
 	// freed has an element when memory was freed, or when it turned out that some will not be freed.
@@ -107,7 +97,7 @@ func New(d gpubackend.Device, o Options) (*Device, error) {
 		o.Pinned = NewPinned(0)
 	}
 	if o.Recall == nil {
-		o.Recall = func(context.Context, func(Client) bool) {}
+		o.Recall = func(context.Context) {}
 	}
 	info := d.Info()
 	ledger, err := tenants.New(info.Memory, o.Tenants)
@@ -118,8 +108,7 @@ func New(d gpubackend.Device, o Options) (*Device, error) {
 	made := &Device{
 		backend: d, info: info, options: o, budget: info.Memory, share: o.Share, pinned: o.Pinned,
 		grants: make(map[*Grant]struct{}), departures: make(map[departure]struct{ Extents, Bytes int64 }),
-		rule: rule, eviction: o.Eviction, ledger: ledger, quantum: o.Quantum,
-		quanta:  make(map[tenants.ID]*quanta.Quanta),
+		rule: rule, eviction: o.Eviction, ledger: ledger,
 		extents: make(map[policy.ID]*Extent), charges: make(map[uint32]int64), freed: make(chan struct{}, 1),
 		ahead: ahead{wanted: make(chan struct{}, 1)},
 	}
@@ -228,7 +217,6 @@ type Status struct {
 	Delayed   Delayed
 	Brackets  int // grants not yet given back
 	Waiting   int // grants that clients wait for
-	Quanta    Quanta
 	Users     []UserPins
 	// Pins is the size of pinned Keys' extents by user. PinnedIdle is the bytes of those that nobody maps and that
 	// stay.
@@ -256,7 +244,7 @@ func (d *Device) Status() Status {
 		Budget:  d.budget, Why: d.why,
 		Users:  make([]UserPins, 0, len(d.charges)),
 		Pinned: d.takenHost, MovedIn: d.movedIn, MovedOut: d.movedOut, Brackets: len(d.grants),
-		Waiting: len(d.line) + d.queued, Quanta: d.waited,
+		Waiting: len(d.line),
 	}
 	for user, n := range d.charges {
 		s.Users = append(s.Users, UserPins{user, n})

@@ -60,11 +60,6 @@
 // With a threshold (delay.go and policy.Threshold), extents that were not accessed often enough stay in pinned memory,
 // or get some. If pinned memory is full, they get the device's own.
 //
-// Clients of one tenant whose memory does not fit together take turns (quantum.go and package quanta): a Grant that
-// lacks memory may first wait until its client may take some. It is not in the line meanwhile, holds nothing, and waits
-// for at most one quantum. A client with a quantum then waits for part of another one, first in line, until brackets of
-// others have ended.
-//
 // A Grant takes over the memory of its victims, unless other users may still have it mapped, or kernels of a killed
 // client may still store into it (stock.go). Grant does not zero this memory. Instead the Key learns that it is
 // Littered, and zeroes what is not filled before a client gets the memory.

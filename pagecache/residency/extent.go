@@ -57,7 +57,6 @@ type Extent struct {
 	users atomic.Int32
 
 	id      policy.ID      // protected by Device.mu
-	client  Client         // whose bracket had it last, 0: none had; protected by Device.mu
 	owner   tenants.ID     // the first of mappers, or the last one there was; protected by Device.mu
 	mappers []tenants.ID   // one for each pin except Keep's, in order; protected by Device.mu
 	counted Tier           // the tier in whose account x is counted, TierNone: in none; protected by Device.mu

@@ -62,7 +62,6 @@ type key struct {
 	has []*Extent
 	// If home is not nil, Clean waits for it, and sends to arrived when it does.
 	home       chan struct{}
-	moves      func() // nil, or takes the time of a move; then Clean moves extents to pinned memory
 	arrived    chan struct{}
 	preference atomic.Pointer[Preference]
 	adopts     chan struct{} // if not nil, Adopt sends an element and then waits for one
@@ -110,12 +109,6 @@ func (k *key) Clean(ctx context.Context, x *Extent, copied bool) bool {
 		k.arrived <- struct{}{}
 		<-k.home
 	}
-	if k.moves != nil {
-		k.moves()
-		if x.Demote(ctx, func(_, _ gpubackend.Memory) error { return nil }) {
-			return true
-		}
-	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	i := slices.Index(k.has, x)
@@ -128,9 +121,6 @@ func (k *key) Clean(ctx context.Context, x *Extent, copied bool) bool {
 
 // Rehouse copies nothing.
 func (k *key) Rehouse(_ context.Context, x *Extent, tier Tier, mem gpubackend.Memory) bool {
-	if k.moves != nil {
-		k.moves()
-	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.refuses.Load() {

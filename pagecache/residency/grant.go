@@ -33,12 +33,9 @@ type Asking struct {
 	Nested bool
 	// Patience is how long the caller waits for others to give their grants back.
 	Patience time.Duration
-	// Client identifies the program among those of By, and may be 0. Programs that do not fit together take turns.
-	Client Client
 
-	stay   delayed       // what does not move to the device's own memory yet
-	first  chan struct{} // closed when this is the first in line
-	brings time.Time     // since when memory is brought; zero: since the attempt that succeeds
+	stay  delayed       // what does not move to the device's own memory yet
+	first chan struct{} // closed when this is the first in line
 }
 
 // Grant has what a bracket uses, pinned: the device's own memory, and pinned host memory for what did not fit.
@@ -49,12 +46,6 @@ type Grant struct {
 	pinned  int64 // of bytes, those in pinned host memory
 	since   time.Time
 	pins    []*Pin
-	by      tenants.ID
-	client  Client
-	brings  time.Time // since when what it lacked is brought
-	had     int64     // of bytes, those that were in the device's own memory before
-	kept    bool      // protected by Device.mu
-	asked   bool      // it lacked memory, and the quanta do not know yet that it has it; protected by Device.mu
 }
 
 // Pins returns a Pin for each Want, in their order.
@@ -65,11 +56,6 @@ func (g *Grant) Free() {
 	g.dev.mu.Lock()
 	delete(g.dev.grants, g)
 	g.dev.overBusLocked(g)
-	now, q := time.Now(), g.dev.quantaLocked(g.by)
-	if g.asked {
-		q.Failed(g.client, now)
-	}
-	q.Closed(g.client, now, g.kept)
 	g.dev.mu.Unlock()
 	for _, p := range g.pins {
 		p.Free()
@@ -90,42 +76,10 @@ func (d *Device) Grant(ctx context.Context, wants []Want, a Asking) (*Grant, err
 		return nil, err
 	}
 	a.stay = d.delay(wants, a.By.id())
-	l := d.lacks(wants, a.stay)
-	if l.bytes == 0 && (d.inLine() == 0 || d.hasQuantum(&a)) { // it does not wait for others' evictions
-		if g, err := d.tryGrant(ctx, wants, &a, a.stay.allocateUnasked(d), d.fits); !errors.Is(err, errFull) {
-			return g, err
-		}
-	}
-	if l.bytes == 0 && len(a.stay) == 0 {
-		l = lack{bytes: l.had} // others may take it while this waits in line
-	}
-	has, err := d.awaitQuantum(ctx, &a, l)
-	var g *Grant
-	if err == nil {
-		g, err = d.grant(ctx, wants, a, l, has)
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if err != nil {
-		d.quantaLocked(a.By.id()).Failed(a.Client, time.Now())
-		return nil, err
-	}
-	g.asked, g.had = true, l.had
-	d.quantaLocked(g.by).Granted(g.client, time.Now())
-	return g, nil
-}
-
-// grant is Grant for a bracket that lacks memory, and may take some. quantum: its client has a quantum.
-func (d *Device) grant(ctx context.Context, wants []Want, a Asking, l lack, quantum bool) (*Grant, error) {
-	if quantum && !a.Nested {
-		if err := d.bringIn(ctx, wants, &a, l); err != nil {
-			return nil, err
-		}
-	}
 	if err := d.moveIn(ctx, wants, &a); err != nil {
 		return nil, err
 	}
-	if quantum || d.inLine() == 0 { // what is in pinned memory may stay there
+	if d.inLine() == 0 { // a grant that needs no memory does not wait for others' evictions
 		if g, err := d.tryGrant(ctx, wants, &a, a.stay.allocateUnasked(d), d.fits); !errors.Is(err, errFull) {
 			return g, err
 		}
@@ -140,7 +94,7 @@ func (d *Device) grant(ctx context.Context, wants []Want, a Asking, l lack, quan
 	defer timeout.Stop()
 	for {
 		changed := d.pinned.watch()
-		s := &stock{dev: d, by: a.By, client: a.Client, wants: wants, stay: a.stay}
+		s := &stock{dev: d, by: a.By, wants: wants, stay: a.stay}
 		g, err := d.tryGrant(ctx, wants, &a, s.allocate, d.house)
 		s.drop()
 		if !errors.Is(err, errFull) {
@@ -151,10 +105,9 @@ func (d *Device) grant(ctx context.Context, wants []Want, a Asking, l lack, quan
 				"there is no memory for a bracket within another one, which would wait for others "+
 					"while they may wait for it; ask for all ranges in one bracket. %s%s", d.holders(), d.maxima(a.By.id()))
 		}
-		// Nobody reports that a client gave back unmapped memory, or that a quantum ended.
 		select {
 		case <-changed:
-		case <-time.After(keptTick * 16):
+		case <-time.After(keptTick * 16): // clients do not report when they give back unmapped memory
 		case <-timeout.C:
 			return nil, refuse(syscall.ETIMEDOUT, "the bracket waited %v for %s on device %d. %s%s", a.Patience,
 				humanize.IBytes(uint64(need(wants))), d.info.Ordinal, d.holders(), d.maxima(a.By.id()))
@@ -295,10 +248,7 @@ func (d *Device) holders() string {
 func (d *Device) tryGrant(
 	ctx context.Context, wants []Want, a *Asking, allocate allocator, fit fitter,
 ) (_ *Grant, err error) {
-	g := &Grant{dev: d, process: a.Process, since: time.Now(), by: a.By.id(), client: a.Client, brings: a.brings}
-	if g.brings.IsZero() {
-		g.brings = g.since
-	}
+	g := &Grant{dev: d, process: a.Process, since: time.Now()}
 	defer func() {
 		if err != nil {
 			for _, p := range g.pins {
@@ -310,7 +260,7 @@ func (d *Device) tryGrant(
 	// Pin the extents that exist first, so that they are not evicted for the others. Extents that would put the tenant
 	// over its maximum come last.
 	for _, w := range wants {
-		p := &Pin{dev: d, by: a.By, client: a.Client, stay: a.stay}
+		p := &Pin{dev: d, by: a.By, stay: a.stay}
 		g.pins = append(g.pins, p)
 		for _, x := range w.Key.Extents(w.Pages) {
 			if err := p.join(ctx, x); err != nil {
@@ -332,7 +282,6 @@ func (d *Device) tryGrant(
 	d.mu.Lock()
 	d.grants[g] = struct{}{}
 	d.delayedLocked(g, a.stay)
-	d.quantaLocked(g.by).Open(g.client, g.since)
 	d.mu.Unlock()
 	return g, nil
 }

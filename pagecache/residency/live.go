@@ -80,7 +80,7 @@ func (d *Device) Follow(ctx context.Context, now time.Time) error {
 		return err
 	}
 	if d.shrinks(now, free) {
-		d.options.Recall(ctx, nil) // makes clients give up what they keep without need
+		d.options.Recall(ctx) // makes clients give up what they keep without need
 		// Clients may have given memory back.
 		if free, err = d.backend.Free(); err != nil {
 			return err

@@ -147,7 +147,7 @@ func TestLiveBudgetAfterRecall(t *testing.T) {
 	k.idle(t, 0, 8)
 	d.SetLive()
 	f.SetFree(granule)
-	d.options.Recall = func(context.Context, func(Client) bool) {
+	d.options.Recall = func(context.Context) {
 		k.letGo(t)
 		f.SetFree(20 * granule)
 	}

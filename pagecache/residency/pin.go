@@ -33,7 +33,6 @@ func (t Tenant) id() tenants.ID {
 type Pin struct {
 	dev     *Device
 	by      Tenant
-	client  Client    // of a grant
 	stay    delayed   // what the grant uses in pinned memory; not nil: the bracket was counted as an access
 	keeps   bool      // made by Keep; nobody is charged
 	failed  bool      // of a failed attempt at a grant: its Free frees nothing that others wait for
@@ -133,7 +132,6 @@ func (d *Device) pinLocked(x *Extent, p *Pin) {
 			x.had = append(x.had, p.by.User)
 		}
 		x.pins[p.by.User]++
-		x.client = p.client
 		x.mappers = append(x.mappers, p.by.id())
 		d.ownFirstLocked(x)
 	}

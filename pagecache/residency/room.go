@@ -125,12 +125,8 @@ func (w *waiting) wait(ctx context.Context, d *Device, size int64, before seen) 
 }
 
 // sparing says which extents are not evicted: copied spares those that somebody copies from, because their memory is
-// freed only when the copy has ended; written spares those that a program changed since they were placed. by is the
-// client that asks: others' extents that a quantum protects are spared, and its own if own is set.
-type sparing struct {
-	copied, written, own bool
-	by                   Client
-}
+// freed only when the copy has ended; written spares those that a program changed since they were placed.
+type sparing struct{ copied, written bool }
 
 // evict evicts extents from a tier, and reports whether one left. From pinned memory it evicts extents of any device.
 // It evicts one extent, or several at once that together have so many bytes. The caller has the turn of this device. It
@@ -151,7 +147,7 @@ func (d *Device) evict(ctx context.Context, from Tier, asks tenants.ID, why Why,
 			return false, err
 		}
 		if len(batch) == 0 {
-			d.options.Recall(ctx, d.spares(but.by, asks))
+			d.options.Recall(ctx)
 			recalled = true
 		}
 		if d.clean(ctx, batch, from, why, but) {
@@ -242,8 +238,8 @@ func (d *Device) victim(from Tier, asks tenants.ID, but sparing, asked map[*Exte
 	if from == TierHost {
 		order = d.pinned.victims(asks)
 	}
-	rank, priority, stands := len(order), math.MaxInt, isProtected
-	stays, now := d.stays(), time.Now()
+	rank, priority := len(order), math.MaxInt
+	stays := d.stays()
 	for id := range d.rule.Victims() {
 		x := d.extents[id]
 		if asked[x] || x.Placement().Tier != from || but.copied && x.copiedLocked() || but.written && x.written ||
@@ -251,19 +247,14 @@ func (d *Device) victim(from Tier, asks tenants.ID, but sparing, asked map[*Exte
 			continue
 		}
 		i, of := slices.Index(order[:min(rank+1, len(order))], x.owner), x.key.Preference().Priority
-		at := d.standingLocked(x, but.by, asks, now)
-		if at == isProtected || at == ofItself && but.own || i < 0 {
-			continue
+		if i >= 0 && (i < rank || of < priority) {
+			best, rank, priority = x, i, of
 		}
-		if i < rank || of < priority || of == priority && at < stands {
-			best, rank, priority, stands = x, i, of, at
-		}
-		if rank == 0 && priority <= d.lowest && stands == ofOthers {
+		if rank == 0 && priority <= d.lowest {
 			break
 		}
 	}
-	surely = best != nil && rank == 0 && priority <= d.lowest && stands == ofOthers
-	return best, rank, surely && !policy.Counts(d.eviction)
+	return best, rank, best != nil && rank == 0 && priority <= d.lowest && !policy.Counts(d.eviction)
 }
 
 // kept reports whether clients keep memory that they have unmapped and that was freed here.

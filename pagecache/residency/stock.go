@@ -13,11 +13,10 @@ import (
 // zeroing that takes longer than copying the new contents in. A stock lives for one attempt at a grant. The memory that
 // is left at its end is freed.
 type stock struct {
-	dev    *Device
-	by     Tenant
-	client Client
-	wants  []Want
-	stay   delayed
+	dev   *Device
+	by    Tenant
+	wants []Want
+	stay  delayed
 
 	size  int64               // of each memory that is kept; protected by Device.mu
 	lacks int                 // how many memories may be kept; protected by Device.mu
@@ -140,7 +139,7 @@ func (s *stock) allocate(ctx context.Context, key Key, pages page.Range, by Tena
 				return got, err
 			}
 		}
-		evicted, err = d.evict(ctx, TierVRAM, by.id(), ForBracket, sparing{copied: true, by: s.client}, needs-d.room())
+		evicted, err = d.evict(ctx, TierVRAM, by.id(), ForBracket, sparing{copied: true}, needs-d.room())
 		if err != nil {
 			return found{}, err
 		}

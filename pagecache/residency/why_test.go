@@ -131,7 +131,7 @@ func TestRecallsInVainBecomeRare(t *testing.T) {
 	d.SetLive()
 	f.SetFree(1)
 	recalls := 0
-	d.options.Recall = func(context.Context, func(Client) bool) { recalls++ }
+	d.options.Recall = func(context.Context) { recalls++ }
 	now := time.Now()
 	for range 60 * 4 { // a minute
 		require.NoError(t, d.Follow(context.Background(), now))

@@ -98,7 +98,7 @@ together() {
 }
 
 eight() {
-	local budget=${BUDGET:-1024} size pause n part kernel=${KERNEL:-hotspot} quantum
+	local budget=${BUDGET:-1024} size pause n part kernel=${KERNEL:-hotspot} placement
 	for part in ${PARTS:-1 4}; do
 		sums "$kernel" "$((part == 1 ? budget * 21 / 64 : budget * 3 / 4))" &
 	done
@@ -106,11 +106,11 @@ eight() {
 	for pause in ${PAUSES:-0 3000}; do
 		for part in ${PARTS:-1 4}; do
 			size=$((part == 1 ? budget * 21 / 64 : budget * 3 / 4))
-			for quantum in ${QUANTA:-100ms}; do
+			for placement in ${PLACEMENTS:-eager}; do
 				for n in 1 8; do
 					mount --gpu-memory $((budget / part))M --pinned-memory $((8 * budget))M --eviction lru \
-						--bracket-quantum "$quantum" || return
-					echo -n "memory $((budget / part)) MiB, each maps $size MiB, pause $pause us, quantum $quantum: "
+						--placement "$placement" || return
+					echo -n "memory $((budget / part)) MiB, each maps $size MiB, pause $pause us, $placement: "
 					PAUSE=$pause together $n run "$kernel" "$size" movable tiled
 					umount
 				done

@@ -51,11 +51,11 @@ for part; do
 	esac
 	case $part in
 	eight) # 2.6 times the memory, and three times each; 64 rounds last longer than bringing the memory
-		BUDGET=$((512 / scale)) ROUNDS=${ROUNDS:-64} PAUSES=0 PARTS=1 QUANTA="0 100ms 400ms" limited 80 eight \
+		BUDGET=$((512 / scale)) ROUNDS=${ROUNDS:-64} PAUSES=0 PARTS=1 PLACEMENTS="eager threshold" limited 80 eight \
 			"$here/ganguly.sh" "$folder" eight
-		BUDGET=$((512 / scale)) ROUNDS=4 PAUSES=0 PARTS=4 QUANTA="0 100ms" limited 50 eight-large \
+		BUDGET=$((512 / scale)) ROUNDS=4 PAUSES=0 PARTS=4 PLACEMENTS="eager threshold" limited 50 eight-large \
 			"$here/ganguly.sh" "$folder" eight
-		BUDGET=$((512 / scale)) PAUSES=3000 PARTS=1 QUANTA="0 100ms" limited 50 eight-pauses \
+		BUDGET=$((512 / scale)) PAUSES=3000 PARTS=1 PLACEMENTS="eager threshold" limited 50 eight-pauses \
 			"$here/ganguly.sh" "$folder" eight
 		;;
 	kernels) MIB=$((256 / scale)) PERCENTS="110 80 50 25" MIGRATE=1 THRESHOLD="50 25" limited 130 kernels \
