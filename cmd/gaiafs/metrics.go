@@ -2,6 +2,7 @@ package main
 
 import (
 	"math"
+	"os"
 	"path/filepath"
 
 	"github.com/gaiafs/gaiafs/cmd/gaiafs/monitor"
@@ -48,6 +49,10 @@ func (s *service) listenMetrics() (*monitor.Server, error) {
 	if s.plan.metricsToken != "" {
 		if o.Token, err = monitor.ReadToken(s.plan.metricsToken); err != nil {
 			return nil, err
+		}
+		if info, err := os.Stat(s.plan.metricsToken); err == nil && info.Mode().Perm()&0o077 != 0 {
+			s.log.Warn("other users may read or change the token file, and with the token they see names of files; run "+
+				"chmod 600 on it", "file", s.plan.metricsToken)
 		}
 	}
 	return monitor.Listen(o)

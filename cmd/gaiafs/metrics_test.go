@@ -98,6 +98,21 @@ func TestMetricsOfAMount(t *testing.T) {
 	}
 }
 
+// TestTokenFileOfOthers: the log warns of a token that other users may read.
+func TestTokenFileOfOthers(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "token")
+	for mode, warns := range map[os.FileMode]bool{0o600: false, 0o640: true} {
+		require.NoError(t, os.WriteFile(path, []byte("0123456789abcdef\n"), 0o600))
+		require.NoError(t, os.Chmod(path, mode))
+		s := mountForeground(t, "--gpus=none", "--metrics=127.0.0.1:0", "--metrics-token-file="+path)
+		s.signal(t, syscall.SIGTERM)
+		require.Equal(t, exitOK, s.end(t))
+		log, err := os.ReadFile(s.log)
+		require.NoError(t, err)
+		require.Equal(t, warns, strings.Contains(string(log), "chmod 600"), "%s", log)
+	}
+}
+
 // TestMetricsThatCannotBeServed: nothing is mounted, and the error says why.
 func TestMetricsThatCannotBeServed(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
