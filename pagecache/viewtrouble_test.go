@@ -130,15 +130,19 @@ func TestViewOfShortRows(t *testing.T) {
 }
 
 // TestViewOfShortRowsBesideASegment: a segment that is copied from where it was read, at the end of a page, follows
-// short rows that were gathered elsewhere, with room behind them.
+// short rows that were gathered elsewhere. How much room is behind these depends on their number.
 func TestViewOfShortRowsBesideASegment(t *testing.T) {
-	segments := []view.Segment{{Offset: 100, Length: 128, Stride: 140, Count: 12},
-		{Offset: page.Size - leastRow, Length: leastRow, Count: 1}}
-	for i := range int64(10) { // so many copies are joined if they can be
-		segments = append(segments, view.Segment{Offset: 1770 + 20*i, Length: 8, Count: 1})
-	}
 	m := newMachine(t, 1)
-	m.view(ViewRequest{Segments: segments}, m.noisyFile(page.Size)).check()
+	src := m.noisyFile(page.Size)
+	for count := range int64(12) {
+		segments := []view.Segment{{Offset: 100, Length: 128, Stride: 140, Count: count + 1},
+			{Offset: page.Size - leastRow, Length: leastRow, Count: 1}}
+		for i := range int64(10) { // so many copies are joined if they can be
+			segments = append(segments, view.Segment{Offset: 1790 + 20*i, Length: 8, Count: 1})
+		}
+		segments = append(segments, view.Segment{Offset: 2000, Length: 1000, Count: 1}) // else all would be gathered
+		m.view(ViewRequest{Segments: segments}, src).check()
+	}
 }
 
 // TestViewOfLongRows: the rows of a piece are one copy, beside parts of rows at its ends. Where an extent of the view
