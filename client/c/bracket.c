@@ -227,7 +227,7 @@ int gaia_use_for(const struct gaia_range *ranges, size_t n, gaia_stream_t stream
 static void done(struct gaiafs_bracket **p, struct gaiafs_fail *f)
 {
 	struct gaiafs_fail unmarked = { 0 };
-	struct gaiafs_bracket *b = *p;
+	struct gaiafs_bracket *b = *p, *outer = b->outer;
 
 	if (b->m != NULL && b->m->kind->after != NULL && b->stream != GAIA_NO_STREAM && gaiafs_mapping_mine(b->m)) {
 		if (b->stream == GAIA_ALL_STREAMS) {
@@ -235,12 +235,12 @@ static void done(struct gaiafs_bracket **p, struct gaiafs_fail *f)
 		} else if (b->kept != NULL && gaiafs_keep_mark(b->kept, b->stream, &unmarked) == 0) {
 			/* The mark tells when the stream's work is done; no host function is needed. */
 		} else if (b->m->kind->after(b->m->gpu, b->stream, stream_done, &b->job, f) == 0) {
-			*p = b->outer;
+			*p = outer; /* b may be freed now */
 			return;
 		}
 	}
 	if (f->errnum == 0) {
-		*p = b->outer;
+		*p = outer;
 		gaiafs_bracket_end(b);
 	}
 }

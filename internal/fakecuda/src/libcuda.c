@@ -13,8 +13,9 @@
  * the memory of every other one, except device number 2.
  *
  * FAKECUDA_DEVICES=N sets the number of devices (default 2). FAKECUDA_FAIL=cuMemMap:2,cuInit:999 makes calls fail with
- * these codes; cuMemMap:2:3 lets the first three calls pass. With FAKECUDA_LEAKS=1, a process that ends normally with
- * something imported, mapped or reserved exits with status 86 and a message on standard error.
+ * these codes; cuMemMap:2:3 lets the first three calls pass. FAKECUDA_LATE=1 makes cuLaunchHostFunc return late. With
+ * FAKECUDA_LEAKS=1, a process that ends normally with something imported, mapped or reserved exits with status 86 and a
+ * message on standard error.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -960,8 +961,13 @@ static result append(struct stream *s, struct work w)
 
 result cuLaunchHostFunc(struct stream *s, void (*call)(void *), void *argument)
 {
+	result code;
+
 	ENTER(cuLaunchHostFunc);
-	return append(s, (struct work){.call = call, .argument = argument});
+	code = append(s, (struct work){.call = call, .argument = argument});
+	if (getenv("FAKECUDA_LATE"))
+		usleep(5000); /* the function has run, and what it started too */
+	return code;
 }
 
 /* An event has reached the last of its records that a stream has executed. */
