@@ -30,6 +30,17 @@ func (s *scene) homeOf(t *testing.T, n *notary, path string) pagecache.ParallelW
 	return h.(pagecache.ParallelWriter)
 }
 
+// homeOnTmpfs returns the home of a file of so many zeros on a tmpfs, and its path there.
+func homeOnTmpfs(t *testing.T, size int) (h pagecache.ParallelWriter, below string) {
+	t.Helper()
+	n := &notary{}
+	s := mount(t, func(o *Options) { o.Granter = n })
+	mountTmpfs(t, filepath.Join(s.source, "d"), 0)
+	below = filepath.Join(s.source, "d/f")
+	require.NoError(t, os.WriteFile(below, make([]byte, size), 0o644))
+	return s.homeOf(t, n, filepath.Join(s.mnt, "d/f")), below
+}
+
 // written calls WriteParallel as package pagecache does.
 func written(t *testing.T, h pagecache.ParallelWriter, runs [][]byte, off int64) bool {
 	t.Helper()
@@ -103,13 +114,8 @@ func TestWriteParallel(t *testing.T) {
 // TestWriteParallelWakesWatchers: who reads the file in SOURCE after each event has read all of it in the end.
 func TestWriteParallelWakesWatchers(t *testing.T) {
 	requireRoot(t)
-	n := &notary{}
-	s := mount(t, func(o *Options) { o.Granter = n })
-	mountTmpfs(t, filepath.Join(s.source, "d"), 0)
 	const size = 8 << 20
-	below := filepath.Join(s.source, "d/f")
-	require.NoError(t, os.WriteFile(below, make([]byte, size), 0o644))
-	h := s.homeOf(t, n, filepath.Join(s.mnt, "d/f"))
+	h, below := homeOnTmpfs(t, size)
 	seen, err := os.Open(below)
 	require.NoError(t, err)
 	defer seen.Close()
@@ -157,13 +163,8 @@ func TestWriteParallelWakesWatchers(t *testing.T) {
 // TestWriteParallelWhileTheFileIsCut: nothing worse happens than that the write says it was not done.
 func TestWriteParallelWhileTheFileIsCut(t *testing.T) {
 	requireRoot(t)
-	n := &notary{}
-	s := mount(t, func(o *Options) { o.Granter = n })
-	mountTmpfs(t, filepath.Join(s.source, "d"), 0)
 	const size = 8 << 20
-	below := filepath.Join(s.source, "d/f")
-	require.NoError(t, os.WriteFile(below, make([]byte, size), 0o644))
-	h := s.homeOf(t, n, filepath.Join(s.mnt, "d/f"))
+	h, below := homeOnTmpfs(t, size)
 	data := bytes.Repeat([]byte("bytes"), size/5+1)[:size]
 	stop := make(chan struct{})
 	var cutting sync.WaitGroup
