@@ -82,33 +82,33 @@ func (h *home) mapsWell() bool {
 // stores is bytes for adjacent mapped memory.
 type stores struct{ to, from []byte }
 
-// chunksOf cuts the stores of runs into m at the boundaries of parts of the page table. The elements of one part are
-// adjacent in the list; parts has the index of each part's first element, and the length of the list.
-func chunksOf(m []byte, runs [][]byte) (list []stores, parts []int) {
+// partsOf cuts the stores of runs into m at the boundaries of parts of the page table, and returns those of each part.
+func partsOf(m []byte, runs [][]byte) (parts [][]stores) {
 	part := uintptr(0)
 	for _, run := range runs {
 		for len(run) > 0 {
 			at := uintptr(unsafe.Pointer(unsafe.SliceData(m)))
 			n := min(parallelChunk-int(at%parallelChunk), len(run))
 			if p := at / parallelChunk; p != part {
-				part, parts = p, append(parts, len(list))
+				part, parts = p, append(parts, nil)
 			}
-			list = append(list, stores{m[:n:n], run[:n]})
+			last := &parts[len(parts)-1]
+			*last = append(*last, stores{m[:n:n], run[:n]})
 			m, run = m[n:], run[n:]
 		}
 	}
-	return list, append(parts, len(list))
+	return parts
 }
 
 // storeAll stores runs into m one after the other, with several goroutines.
 func (h *home) storeAll(m []byte, runs [][]byte) error {
-	list, parts := chunksOf(m, runs)
+	parts := partsOf(m, runs)
 	var next atomic.Int64
 	var failed atomic.Bool
 	work := func() {
 		err := h.fs.spend(h.storer(), func() error {
-			for i := next.Add(1); i < int64(len(parts)) && !failed.Load(); i = next.Add(1) {
-				for _, x := range list[parts[i-1]:parts[i]] {
+			for i := next.Add(1) - 1; i < int64(len(parts)) && !failed.Load(); i = next.Add(1) - 1 {
+				for _, x := range parts[i] {
 					if err := storeInto(x.to, x.from); err != nil {
 						return err
 					}
@@ -121,7 +121,7 @@ func (h *home) storeAll(m []byte, runs [][]byte) error {
 		}
 	}
 	var group sync.WaitGroup
-	for range min(runtime.GOMAXPROCS(0), len(parts)-1) - 1 {
+	for range min(runtime.GOMAXPROCS(0), len(parts)) - 1 {
 		group.Go(work)
 	}
 	work()
