@@ -10,9 +10,12 @@ import os
 import pathlib
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
+
+import gaiafs
 
 KIND = os.environ.get("GAIAFS_TEST_KIND", "")
 _numbers = itertools.count()
@@ -22,7 +25,28 @@ _numbers = itertools.count()
 def mount() -> pathlib.Path:
     if "GAIAFS_TEST_MOUNT" not in os.environ:
         pytest.skip("there is no mount: run the tests with go test ./client/python")
-    return pathlib.Path(os.environ["GAIAFS_TEST_MOUNT"])
+    directory = pathlib.Path(os.environ["GAIAFS_TEST_MOUNT"])
+    if KIND not in ("", "emulated"):
+        open_connections(directory)
+    return directory
+
+
+def sockets() -> int:
+    links = (e.path for e in os.scandir("/proc/self/fd") if os.path.lexists(e.path))
+    return sum(os.readlink(link).startswith("socket:") for link in links)
+
+
+def open_connections(directory: pathlib.Path) -> None:
+    """Opens both of the process's connections to a mount with GPUs, for tests that count descriptors: a thread opens
+    the second one a moment after the first mapping."""
+    path = directory / f"connections-{os.getpid()}"
+    path.write_bytes(b"x")
+    before, end = sockets(), time.monotonic() + 20
+    gaiafs.mmap(path).close()
+    while sockets() < before + 2:
+        assert time.monotonic() < end, "there is no service connection"
+        time.sleep(0.001)
+    path.unlink()
 
 
 @pytest.fixture(scope="session")
@@ -67,18 +91,24 @@ def no_mapping_is_left() -> Iterator[None]:
 
 @pytest.fixture
 def interrupting() -> Iterator[Callable[[float], contextlib.AbstractContextManager[None]]]:
-    """A KeyboardInterrupt of the main thread after some seconds, at whatever line that is then."""
+    """A KeyboardInterrupt of the main thread after some seconds, at whatever line that is then.
+
+    No garbage is collected meanwhile: callbacks that run then may be of other tests, and Python ignores what an
+    interrupt raises in them.
+    """
 
     def interrupt(*ignored: object) -> None:
         raise KeyboardInterrupt
 
     @contextlib.contextmanager
     def interrupting(seconds: float) -> Iterator[None]:
+        gc.disable()
         signal.setitimer(signal.ITIMER_REAL, seconds)
         try:
             yield
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
+            gc.enable()
 
     old = signal.signal(signal.SIGALRM, interrupt)
     yield interrupting
