@@ -40,11 +40,12 @@ func picture(screen string) string {
 	return b.String() + "</svg>\n"
 }
 
-// The picture of top in the documentation shows a mount that programs work on. It has the headings of the real top.
+// The picture of top in the documentation shows a mount that programs work on. It has the headings and the keys of the
+// real top.
 func TestTopPicture(t *testing.T) {
 	words := func(screen string) (all []string) { // without figures, names and maps
 		for line := range strings.Lines(screen) {
-			if m := regexp.MustCompile(`^( {7}used .*|reads |  file .*|  program .*|gpu\d|pinned )`).FindString(line); m != "" {
+			if m := regexp.MustCompile(`^( {7}used .*|reads |  file .*|  program .*|gpu\d|pinned |up, .*)`).FindString(line); m != "" {
 				all = append(all, strings.TrimSpace(m))
 			}
 		}
@@ -87,14 +88,14 @@ func TestTopPicture(t *testing.T) {
 	now := look()
 	var chosen unix.Stat_t
 	require.NoError(t, unix.Stat(in("dataset.bin"), &chosen))
-	frame := topFrame(before, now, chosen.Ino, leastWidth, leastHeight)
-	require.Contains(t, frame, "> dataset.bin")
+	screen := topModel{before: before, now: now, chosen: chosen.Ino, width: leastWidth, height: leastHeight}.screen()
+	require.Contains(t, screen, "> dataset.bin")
 	stop()
 	require.NoError(t, errors.Join(m.Close(), f.Close(), model.Close()))
 	r = gaiafsCommand(t, "umount", p.mountpoint)
 	require.Equal(t, exitOK, r.code, r.err)
 	if *update {
-		require.NoError(t, os.WriteFile(topPicture, []byte(picture(frame)), 0o644))
+		require.NoError(t, os.WriteFile(topPicture, []byte(picture(screen)), 0o644))
 	}
 	written, err := os.ReadFile(topPicture)
 	require.NoError(t, err)
@@ -102,7 +103,7 @@ func TestTopPicture(t *testing.T) {
 	for _, text := range regexp.MustCompile(`(?m)^<text[^>]*>(.*)</text>$`).FindAllStringSubmatch(string(written), -1) {
 		shown.WriteString(html.UnescapeString(text[1]) + "\n")
 	}
-	require.NotEmpty(t, words(frame))
-	require.Subset(t, words(shown.String()), words(frame),
+	require.NotEmpty(t, words(screen))
+	require.Subset(t, words(shown.String()), words(screen),
 		"draw it again: go test ./cmd/gaiafs -run TestTopPicture -update")
 }
