@@ -100,9 +100,12 @@ func (f found) earlier() string {
 		return fmt.Sprintf("an earlier mount here has a daemon that does not say what it does: %s",
 			stuckProcess(f.PID))
 	}
-	m := f.status.Mount
-	return fmt.Sprintf("an earlier mount here was detached, and %s still has %d bytes to bring to %s%s: see "+
-		"'gaiafs status --pid %d'", processText(f.PID), f.status.waiting(), m.Source, f.status.whyWaiting(), f.PID)
+	text := fmt.Sprintf("an earlier mount here was detached, and %s still has %d bytes to bring to %s%s",
+		daemonText(f.PID), f.status.waiting(), f.status.Mount.Source, f.status.whyWaiting())
+	if f.PID != 0 {
+		text += fmt.Sprintf(": see 'gaiafs status --pid %d'", f.PID)
+	}
+	return text
 }
 
 // tellEarlier calls tell for each daemon of an earlier mount at a mountpoint that still has work or does not answer.

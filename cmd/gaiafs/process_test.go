@@ -49,6 +49,18 @@ func TestDaemonInAnotherPIDNamespace(t *testing.T) {
 	require.Equal(t, exitOK, s.end(t), s.logged(t))
 }
 
+// Messages about a detached daemon whose process cannot be seen advise nothing about process 0.
+func TestDetachedDaemonInAnotherPIDNamespace(t *testing.T) {
+	f := &found{err: errNoAnswer}
+	u := &unmounting{mountpoint: "/mnt", detached: f}
+	require.EqualError(t, u.withoutDaemon(errNoAnswer), "the mount at /mnt was detached, and the daemon in its container "+
+		"goes on: it does not say whether everything is written back (the daemon does not answer). Only SIGKILL ends it "+
+		"then, and what is not written back is lost")
+	f.err, f.status.Mount.Source = nil, "/src"
+	require.Equal(t, "an earlier mount here was detached, and the daemon in its container still has 0 bytes to bring to "+
+		"/src", f.earlier())
+}
+
 // A mount that is only in a container is listed, and the list says so.
 func TestStatusOfAMountInAnotherNamespace(t *testing.T) {
 	if os.Geteuid() != 0 {

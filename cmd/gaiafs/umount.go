@@ -161,7 +161,7 @@ func (u *unmounting) where() string {
 // remains and isGone return the beginnings of sentences about a mount that stays, and one that is gone.
 func (u *unmounting) remains() string {
 	if u.detached != nil {
-		return fmt.Sprintf("the mount at %s was detached, and process %d goes on", u.mountpoint, u.detached.PID)
+		return fmt.Sprintf("the mount at %s was detached, and %s goes on", u.mountpoint, daemonText(u.detached.PID))
 	}
 	return u.mountpoint + " is not unmounted"
 }
@@ -309,8 +309,12 @@ func (u *unmounting) withoutDaemon(why error) error {
 		return fmt.Errorf("%s: its daemon ended before it said whether everything is written back: see its log",
 			u.isGone())
 	case u.detached != nil:
-		return fmt.Errorf("%s: it does not say whether everything is written back (%w). Only 'kill -KILL %d' ends it "+
-			"then, and what is not written back is lost", u.remains(), why, u.detached.PID)
+		kill := "SIGKILL"
+		if u.detached.PID != 0 {
+			kill = fmt.Sprintf("'kill -KILL %d'", u.detached.PID)
+		}
+		return fmt.Errorf("%s: it does not say whether everything is written back (%w). Only %s ends it then, and what "+
+			"is not written back is lost", u.remains(), why, kill)
 	case refused && os.Geteuid() != 0:
 		return fmt.Errorf("%s is not unmounted: only root and the user who mounted it may do that", u.mountpoint)
 	case refused && !u.force: // the kernel denies root access to the mounts of users
@@ -340,9 +344,9 @@ func (u *unmounting) withoutDaemon(why error) error {
 }
 
 // hasEnded reports whether err means that the daemon ended instead of answering. The daemon of a detached mount may be
-// about to end; hasEnded waits a moment for that.
+// about to end; hasEnded waits a moment for that. pid is 0 if its process cannot be seen.
 func (u *unmounting) hasEnded(err error, pid int) bool {
-	return err != nil && (isCutOff(err) || u.detached != nil && endsWithin(pid, time.Second))
+	return err != nil && (isCutOff(err) || u.detached != nil && pid != 0 && endsWithin(pid, time.Second))
 }
 
 // endsWithin reports whether a process ends within patience.
@@ -384,11 +388,14 @@ type daemon struct {
 	pid, fd int
 }
 
-func (d *daemon) String() string {
-	if d.pid == 0 {
+func (d *daemon) String() string { return daemonText(d.pid) }
+
+// daemonText names a daemon by its process ID. 0 stands for one in a container whose processes cannot be seen.
+func daemonText(pid int) string {
+	if pid == 0 {
 		return "the daemon in its container"
 	}
-	return fmt.Sprintf("process %d", d.pid)
+	return processText(pid)
 }
 
 // resolve returns the absolute path without symbolic links, as far as possible.
