@@ -10,9 +10,9 @@ import (
 
 // Pinning memory takes long: 17.5 ms for 64 MiB on an H200. So once brackets of a device use pinned memory, or are
 // about to, spares are made ahead of need. The pool keeps spares of the size that was last asked for: 1/aheadPart of
-// its limit, and mostAhead at most. They count in the limit. So that they are at nobody's cost, they are made only
-// while as much again is free, and freed as soon as somebody needs the room. Nothing is made for a device that takes
-// nothing: then Trim gives the spares back.
+// its limit, and mostAhead at most. They count in the limit. So that they take nothing from others, they are made only
+// while as much as all of them is free, and freed as soon as somebody needs the room. For a device that takes no pinned
+// memory, nothing is made, and Trim gives the spares back.
 
 const (
 	// 1/aheadPart of the limit may be spares that were made ahead of need.

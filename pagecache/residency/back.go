@@ -144,11 +144,17 @@ func (d *Device) winner(b *batch, most int64) (*Extent, tenants.ID) {
 // claimLocked counts n more bytes of the device's own memory as a tenant's, so that the tenant cannot exceed its
 // maximum meanwhile. It reports false if the tenant would own too much. Device.mu is held.
 func (d *Device) claimLocked(id tenants.ID, n int64) bool {
-	if most := d.ledger.Most(id); most > 0 && d.ledger.Owned(id)+n > most {
+	if !d.mayOwnLocked(id, n) {
 		return false
 	}
 	d.ledger.Add(id, n)
 	return true
+}
+
+// mayOwnLocked reports whether a tenant may own n more bytes of the device's own memory. Device.mu is held.
+func (d *Device) mayOwnLocked(id tenants.ID, n int64) bool {
+	most := d.ledger.Most(id)
+	return most == 0 || d.ledger.Owned(id)+n <= most
 }
 
 // claim is claimLocked for callers that do not hold Device.mu.

@@ -32,28 +32,28 @@ type Delayed struct {
 	Bytes    int64 `json:"bytes"`
 }
 
-// place is where an extent is in a Key, also while it has no memory.
-type place struct {
+// spot is where an extent is in a Key, also while it has no memory.
+type spot struct {
 	key   Key
 	start page.Index
 }
 
-// delayed has the places of a grant whose extents do not move to the device's own memory yet. nil: there are none.
-type delayed map[place]struct{}
+// delayed has the spots of a grant whose extents do not move to the device's own memory yet. nil: there are none.
+type delayed map[spot]struct{}
 
 func (s delayed) has(key Key, pages page.Range) bool {
-	_, ok := s[place{key, pages.Start}]
+	_, ok := s[spot{key, pages.Start}]
 	return ok
 }
 
-// leastPlaces is how many places are remembered at least.
-const leastPlaces = 1 << 16
+// leastSpots is how many spots are remembered at least.
+const leastSpots = 1 << 16
 
 // delays remembers accesses to extents. Device.mu protects it.
 type delays struct {
 	threshold policy.Threshold
 	of        map[Key]map[page.Index]*history // by the first page
-	places    int                             // in of
+	spots     int                             // in of
 	named     policy.ID                       // the last ID given
 }
 
@@ -85,43 +85,43 @@ func (d *Device) Forget(key Key) {
 		return
 	}
 	for start := range d.delays.of[key] {
-		d.delays.forget(place{key, start})
+		d.delays.forget(spot{key, start})
 	}
 }
 
-func (ds *delays) at(p place) *history { return ds.of[p.key][p.start] }
+func (ds *delays) at(p spot) *history { return ds.of[p.key][p.start] }
 
-func (ds *delays) forget(p place) {
+func (ds *delays) forget(p spot) {
 	of := ds.of[p.key]
 	ds.threshold.Forget(of[p.start].id)
 	if delete(of, p.start); len(of) == 0 {
 		delete(ds.of, p.key)
 	}
-	ds.places--
+	ds.spots--
 }
 
-// historyLocked returns the history of a place, and begins it if necessary. If there are too many, it forgets those of
+// historyLocked returns the history of a spot, and begins it if necessary. If there are too many, it forgets those of
 // extents without memory. Device.mu is held.
-func (d *Device) historyLocked(at place) *history {
+func (d *Device) historyLocked(at spot) *history {
 	ds := d.delays
 	if h := ds.at(at); h != nil {
 		return h
 	}
-	if ds.places >= max(leastPlaces, 2*len(d.extents)) {
-		there := make(map[place]bool, len(d.extents))
+	if ds.spots >= max(leastSpots, 2*len(d.extents)) {
+		there := make(map[spot]bool, len(d.extents))
 		for _, x := range d.extents {
-			there[x.home()] = true
+			there[x.spot()] = true
 		}
 		for key, of := range ds.of {
 			for start := range of {
-				if old := (place{key, start}); !there[old] {
+				if old := (spot{key, start}); !there[old] {
 					ds.forget(old)
 				}
 			}
 		}
 	}
 	ds.named++
-	ds.places++
+	ds.spots++
 	h := &history{id: ds.named}
 	if ds.of[at.key] == nil {
 		ds.of[at.key] = make(map[page.Index]*history)
@@ -130,7 +130,7 @@ func (d *Device) historyLocked(at place) *history {
 	return h
 }
 
-func (x *Extent) home() place { return place{x.key, x.pages.Start} }
+func (x *Extent) spot() spot { return spot{x.key, x.pages.Start} }
 
 // delay counts a bracket that uses wants. It returns which of its extents should be in pinned memory.
 func (d *Device) delay(wants []Want, by tenants.ID) (stay delayed) {
@@ -154,7 +154,7 @@ func (d *Device) delay(wants []Want, by tenants.ID) (stay delayed) {
 	for i, w := range wants {
 		for _, of := range pieces[i] {
 			here := of.x != nil && of.x.Placement().Tier == TierVRAM
-			h := d.historyLocked(place{w.Key, of.pages.Start})
+			h := d.historyLocked(spot{w.Key, of.pages.Start})
 			moves := d.delays.threshold.Access(h.id, h.written, d.taken+brings, d.budget,
 				d.fitsOwnLocked(by, brings+of.bytes()))
 			h.written = false
@@ -163,21 +163,17 @@ func (d *Device) delay(wants []Want, by tenants.ID) (stay delayed) {
 			case moves:
 				brings += of.bytes()
 			default:
-				stay[place{w.Key, of.pages.Start}] = struct{}{}
+				stay[spot{w.Key, of.pages.Start}] = struct{}{}
 			}
 		}
 	}
 	return stay
 }
 
-// fitsLocked reports whether there is room for so many bytes. Device.mu is held.
-func (d *Device) fitsLocked(bytes int64) bool { return d.taken+d.promised+bytes <= d.budget }
-
 // fitsOwnLocked reports whether a tenant can have so many more bytes of the device's own memory although no extent
 // leaves. Device.mu is held.
 func (d *Device) fitsOwnLocked(id tenants.ID, bytes int64) bool {
-	most := d.ledger.Most(id)
-	return d.fitsLocked(bytes) && (most == 0 || d.ledger.Owned(id)+bytes <= most)
+	return d.taken+d.promised+bytes <= d.budget && d.mayOwnLocked(id, bytes)
 }
 
 // accessedLocked counts an acquire of x, or a release that changed it. Device.mu is held.
@@ -185,7 +181,7 @@ func (d *Device) accessedLocked(x *Extent, write bool) {
 	if d.delays == nil {
 		return
 	}
-	if h := d.delays.at(x.home()); h != nil {
+	if h := d.delays.at(x.spot()); h != nil {
 		d.delays.threshold.Access(h.id, write, d.taken, d.budget, true)
 		h.written = h.written || write
 	}
@@ -196,7 +192,7 @@ func (d *Device) leftOwnLocked(x *Extent) {
 	if d.delays == nil {
 		return
 	}
-	if h := d.delays.at(x.home()); h != nil {
+	if h := d.delays.at(x.spot()); h != nil {
 		d.delays.threshold.Left(h.id)
 	}
 }
@@ -207,7 +203,7 @@ func (d *Device) isDelayedLocked(x *Extent) bool {
 	if d.delays == nil {
 		return false
 	}
-	h := d.delays.at(x.home())
+	h := d.delays.at(x.spot())
 	return h == nil || !h.written &&
 		!d.delays.threshold.Reached(h.id, d.taken, d.budget, d.fitsOwnLocked(x.owner, x.size))
 }
@@ -250,7 +246,9 @@ func (d *Device) swapIn(ctx context.Context, x *Extent, id tenants.ID) (bool, er
 		return false, err
 	}
 	defer d.yield(mine)
-	d.unclaim(id, -x.size) // counts as owned while victims are chosen, also beyond the maximum
+	d.mu.Lock()
+	d.ledger.Add(id, x.size) // while victims are chosen, also beyond the maximum
+	d.mu.Unlock()
 	defer d.unclaim(id, x.size)
 	for d.room() < x.size || d.over(id) {
 		ok, err := d.evict(ctx, TierVRAM, id, ForBracket, sparing{copied: true}, x.size-d.room())

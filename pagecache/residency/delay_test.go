@@ -97,11 +97,11 @@ func TestThresholdWhenFull(t *testing.T) {
 	require.Equal(t, 6, k.usesUntilMove(t, 0))
 	require.Empty(t, full.tiers(), "it made room")
 	for trips := 1; trips < 3; trips++ {
-		before := d.delays.at(place{k, 0}).id
+		before := d.delays.at(spot{k, 0}).id
 		d.evictAll(t)
 		require.Empty(t, k.tiers())
 		full.idle(t, 0, 2)
-		require.Equal(t, before, d.delays.at(place{k, 0}).id, "the history outlives the extent")
+		require.Equal(t, before, d.delays.at(spot{k, 0}).id, "the history outlives the extent")
 		// The 6·trips accesses so far count.
 		require.Equal(t, 6, k.usesUntilMove(t, 0), "after %d round trips", trips)
 	}
@@ -149,10 +149,10 @@ func TestSwitchThreshold(t *testing.T) {
 	require.Equal(t, []Tier{TierVRAM, TierVRAM}, k.use(t, 0, 2))
 	require.False(t, d.Status().Threshold)
 	d.SetDelay(Delay{Threshold: true})
-	require.Zero(t, d.delays.places)
+	require.Zero(t, d.delays.spots)
 	require.Equal(t, []Tier{TierVRAM, TierVRAM}, k.use(t, 0, 2), "what is there stays there")
 	d.SetDelay(Delay{Threshold: true, Static: 4})
-	require.Equal(t, 2, d.delays.places, "another number forgets nothing")
+	require.Equal(t, 2, d.delays.spots, "another number forgets nothing")
 }
 
 // TestThresholdAndBack: extents that brackets use in pinned memory do not move back in the background before they reach
@@ -233,22 +233,22 @@ func TestThresholdAndMaxima(t *testing.T) {
 	require.Equal(t, []Tier{TierVRAM}, grant(2, 3), "the fourth access")
 }
 
-// TestForgetAccesses: a Key that is gone leaves nothing behind, and neither do more places than are remembered.
+// TestForgetAccesses: a Key that is gone leaves nothing behind, and neither do more spots than are remembered.
 func TestForgetAccesses(t *testing.T) {
 	d, _ := newDelayingDevice(t, 4, 4, 8, 8)
 	k, gone := newKey(t, d), newKey(t, d)
 	k.use(t, 0, 1)
 	gone.use(t, 0, 2)
-	require.Equal(t, 3, d.delays.places)
+	require.Equal(t, 3, d.delays.spots)
 	gone.letGo(t)
 	d.Forget(gone)
 	require.Len(t, d.delays.of, 1)
-	require.Equal(t, 1, d.delays.places)
+	require.Equal(t, 1, d.delays.spots)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for i := range page.Index(leastPlaces) {
-		d.historyLocked(place{gone, i})
+	for i := range page.Index(leastSpots) {
+		d.historyLocked(spot{gone, i})
 	}
-	require.LessOrEqual(t, d.delays.places, leastPlaces)
-	require.NotNil(t, d.delays.at(place{k, 0}), "its extent has memory")
+	require.LessOrEqual(t, d.delays.spots, leastSpots)
+	require.NotNil(t, d.delays.at(spot{k, 0}), "its extent has memory")
 }
