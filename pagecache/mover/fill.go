@@ -47,10 +47,10 @@ func Readers() int { return min(max(2, readingCores()), MaxReaders) }
 // readingCores is how many cores may read from home. It leaves some to copies and to programs.
 func readingCores() int { return runtime.GOMAXPROCS(0) * 3 / 4 }
 
-// share is how many goroutines work for one of several Fills of a device: some send, and the others read. If more in
-// all read, they take turns on the cores, and what they read leaves a core's cache before the device copies it. Each
+// goroutines is how many goroutines work for one of several Fills of a device: some send, and the others read. If more
+// in all read, they take turns on the cores, and what they read leaves a core's cache before the device copies it. Each
 // relay's link wants as many as the own link, and one more that waits for it.
-func (p *Fill) share() int {
+func (p *Fill) goroutines() int {
 	n := p.Device.sharers()
 	own := min((Readers()-senders+n-1)/n+senders, Readers())
 	return max(own, min(own*(1+p.beside), readingCores())) + p.beside
@@ -193,7 +193,7 @@ func (p *Fill) alone() {
 // to do, and run does not wait for them.
 func (p *Fill) run(called *Crew) {
 	p.beside = len(p.Relays)
-	n := min(p.share(), len(p.Pieces))
+	n := min(p.goroutines(), len(p.Pieces))
 	largest, total := int64(0), int64(0)
 	for i := range p.Pieces {
 		largest, total = max(largest, p.Pieces[i].bytes), total+p.Pieces[i].bytes
@@ -220,7 +220,7 @@ func (p *Fill) run(called *Crew) {
 	spinOn(p.idle)
 }
 
-// work reads and sends pieces until there are none. Workers come and go with the Fill's share; the caller stays.
+// work reads and sends pieces until there are none. Workers come and go as goroutines says; the caller stays.
 func (p *Fill) work(stays bool) {
 	for {
 		p.slots <- struct{}{}
@@ -246,8 +246,8 @@ func (p *Fill) work(stays bool) {
 func (p *Fill) take(stays bool) (i int, x *Piece) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	share := p.share()
-	if !stays && p.readers > share {
+	most := p.goroutines()
+	if !stays && p.readers > most {
 		p.readers--
 		return 0, nil
 	}
@@ -258,7 +258,7 @@ func (p *Fill) take(stays bool) (i int, x *Piece) {
 	for !p.overLocked() {
 		p.next++
 		if x := p.pieceLocked(p.next - 1); len(x.Steps) > 0 {
-			if p.readers < min(share, len(p.Pieces)-p.next) {
+			if p.readers < min(most, len(p.Pieces)-p.next) {
 				p.readers++
 				go p.work(false)
 			}
