@@ -288,7 +288,7 @@ func (f *File) writeHomeLocked(
 	for written < len(ranges) && err == nil && limit > 0 {
 		n := 0
 		n, err = f.writeSomeLocked(ranges[written:], bufs[written:], min(sig.Size, f.size), careful)
-		limit -= page.Index(pagesOf(ranges[written : written+n])).Offset()
+		limit -= sizeOf(ranges[written : written+n])
 		written += n
 	}
 	f.endWritingLocked()

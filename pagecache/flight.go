@@ -346,7 +346,7 @@ func (c *Cache) manyFly() bool { return c.memory.classes[memoryFlights].Load() >
 
 // flyLocked makes a fetched portion a flight, if that is allowed, instead of writing it home.
 func (f *File) flyLocked(c *portion) bool {
-	n := page.Index(pagesOf(c.ranges)).Offset()
+	n := sizeOf(c.ranges)
 	if c.ranges[len(c.ranges)-1].End.Offset() > f.size || f.collectErr != nil || !f.c.roomToFly(n) {
 		return false
 	}

@@ -67,3 +67,6 @@ func pagesOf(ranges []page.Range) (n int64) {
 	}
 	return n
 }
+
+// sizeOf returns how many bytes ranges have.
+func sizeOf(ranges []page.Range) int64 { return pagesOf(ranges) * page.Size }

@@ -1,6 +1,9 @@
 package pagecache
 
-import "slices"
+import (
+	"cmp"
+	"slices"
+)
 
 // makeRoom drops views that nobody uses until there is room for n more bytes of host memory, and reports whether there
 // is. It begins with those of the user whose unused views take the most, the least recently used first. Small lists of
@@ -39,7 +42,7 @@ func (c *Cache) unusedViews() (unused []*View, byUser map[uint32]int64, all int6
 			unused = append(unused, v)
 		}
 	}
-	slices.SortFunc(unused, func(a, b *View) int { return int(a.used) - int(b.used) })
+	slices.SortFunc(unused, func(a, b *View) int { return cmp.Compare(a.used, b.used) })
 	c.mu.Unlock()
 	unused = slices.DeleteFunc(unused, func(v *View) bool { _, pinned := v.Pinned(); return pinned })
 	byUser = make(map[uint32]int64)

@@ -32,7 +32,7 @@ func (t *viewFill) fromHome(ctx context.Context, pages []page.Range, ready func(
 		Reads: new(mover.Reads),
 	}
 	var giveBack func()
-	t.fill.Relays, giveBack = p.v.c.relays(p.v.dev, page.Index(pagesOf(pages)).Offset())
+	t.fill.Relays, giveBack = p.v.c.relays(p.v.dev, sizeOf(pages))
 	defer giveBack()
 	t.fill.Reads.Enter()
 	defer t.fill.Reads.Leave()
@@ -41,7 +41,7 @@ func (t *viewFill) fromHome(ctx context.Context, pages []page.Range, ready func(
 	p.shares = t
 	p.f.viewsMu.Unlock()
 	ready()
-	p.f.gatherViews(ctx, p.v.c.gather(page.Index(pagesOf(read)).Offset()))
+	p.f.gatherViews(ctx, p.v.c.gather(sizeOf(read)))
 	err = t.fill.Run(ctx, nil)
 	return p.state.Unshare(), err
 }

@@ -210,8 +210,8 @@ var viewsPlants = []plant{
 	{
 		name: "view: unused views that were used last go first",
 		file: "pagecache/unused.go",
-		old:  "int(a.used) - int(b.used)",
-		new:  "int(b.used) - int(a.used)",
+		old:  "cmp.Compare(a.used, b.used)",
+		new:  "cmp.Compare(b.used, a.used)",
 		nets: []net{{pkg: "pagecache", run: "TestUnusedViewsOfTheLargestUserGoFirst"}},
 	},
 	{
