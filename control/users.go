@@ -155,8 +155,8 @@ func (s *session) addFiles(files map[pagecache.FileID]bool) {
 }
 
 // cgroupOf returns the cgroup in the unified hierarchy (cgroups(7)) of the process that made the connection. It returns
-// "" if the process has none or may not be seen. It fails if the process has ended: another one may have the
-// connection, and a third one the number.
+// "" if the process has none or may not be seen. It fails if the process has ended: its number may belong to another
+// process, and the connection to a third.
 func cgroupOf(conn *net.UnixConn, pid int32) (string, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	if pid != 0 && (!peerLives(conn) || errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH)) {

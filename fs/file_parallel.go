@@ -28,10 +28,10 @@ const (
 	// parallelChunk is what one core stores at a time, in bytes: the part of the address space that one page of the
 	// page table has. Cores whose faults are in the same part wait for each other.
 	parallelChunk = 2 << 20
-	// storePages is how many bytes have their faults at once, and then are stored. If the filesystem has begun to write
-	// a page to the disk in between, its store has another fault, which may wait for the disk. Meanwhile Go's garbage
-	// collector cannot stop the goroutine, and so stops all others. So there is little time in between.
-	storePages = 256 << 10
+	// faultBytes is how many bytes are faulted in at once, right before they are stored. If the filesystem begins to
+	// write a page to the disk in between, the store faults again, and may wait for the disk. Meanwhile Go's garbage
+	// collector cannot stop the goroutine, and stops all others. So there must be little time in between.
+	faultBytes = 256 << 10
 )
 
 // WriteParallel implements pagecache.ParallelWriter.
@@ -135,7 +135,7 @@ func (h *home) storeAll(m []byte, runs [][]byte) error {
 // storeInto copies from into to, which is mapped. It fails with EFAULT if the file has become shorter or has no room.
 func storeInto(to, from []byte) error {
 	for len(to) > 0 {
-		n := min(storePages, len(to))
+		n := min(faultBytes, len(to))
 		if err := storePart(to[:n], from[:n]); err != nil {
 			return err
 		}
@@ -144,6 +144,7 @@ func storeInto(to, from []byte) error {
 	return nil
 }
 
+// storePart is storeInto for at most faultBytes.
 func storePart(to, from []byte) (err error) {
 	err = unix.EINTR
 	for errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN) {
