@@ -289,19 +289,11 @@ func TestPackLeavesALentBuffer(t *testing.T) {
 		}
 		buf, back := bytes.Clone(f.home.data[:64<<10]), 0
 		x := &Piece{buf: buf, bytes: 64 << 10, lent: true, giveBack: func() { back++ }}
-		var want []byte
-		for i := range int64(64) {
-			x.copies = append(x.copies, gpubackend.Copy{Mem: f.into.mem, Off: i * 1000, Host: buf[i*1024:][:1000]})
-			want = append(want, buf[i*1024:][:1000]...)
-		}
+		x.copies = thinTarget{f.into}.AppendCopies(nil, page.Covering(0, 64<<10), buf)
 		f.fill().pack(x)
 		require.Equal(t, f.home.data[:64<<10], buf)
 		require.EqualValues(t, 64_000, x.bytes)
-		var got []byte
-		for _, c := range x.copies {
-			got = append(got, c.Host...)
-		}
-		require.Equal(t, want, got)
+		require.Equal(t, thin(buf), hostBytes(x.copies))
 		if fails {
 			require.Zero(t, back)
 			continue

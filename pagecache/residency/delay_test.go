@@ -68,7 +68,7 @@ func TestThresholdWhileMemoryIsFree(t *testing.T) {
 		require.Equal(t, want, k.usesUntilMove(t, page.Index(i)), "with %d granules in use", i)
 	}
 	require.Zero(t, d.Status().Pinned, "what moved left pinned memory")
-	// A static threshold and all of its accesses, some of them an acquire.
+	// Acquires are accesses, too.
 	other := newKey(t, d)
 	require.Equal(t, []Tier{TierHost}, other.use(t, 0, 1)) // 5.5 are needed
 	pin := d.Keep(other, granules(0, 1))
