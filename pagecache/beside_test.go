@@ -311,6 +311,50 @@ func TestBackgroundNoticesDirectChanges(t *testing.T) {
 	require.Zero(t, m.baseless())
 }
 
+// contest is a file that the CPU and two devices change at random.
+type contest struct {
+	m        *machine
+	src      *source
+	programs [2]*program
+	want     []byte          // what home has once everything released is there
+	stored   [2]map[int]byte // what the programs have not released
+}
+
+func newContest(t *testing.T, pages int) *contest {
+	t.Helper()
+	size := pages * page.Size
+	m := newMachine(t, 2, hostMemory(4*page.Size))
+	c := &contest{m: m, src: m.file(size), want: make([]byte, size)}
+	for d := range c.programs {
+		c.programs[d] = m.run(c.src, d, 0, int64(size), true)
+		c.release(d)
+	}
+	return c
+}
+
+func (c *contest) release(d int) {
+	c.programs[d].release()
+	for at, b := range c.stored[d] {
+		c.want[at] = b
+	}
+	c.stored[d] = map[int]byte{}
+}
+
+// requireEnd releases everything, and checks what home and both devices have.
+func (c *contest) requireEnd(t *testing.T) {
+	t.Helper()
+	c.release(0)
+	c.release(1)
+	require.NoError(t, c.src.attached.Sync(context.Background(), nil))
+	require.Zero(t, c.m.baseless())
+	requireSame(t, c.want, c.src.home.bytes(0, len(c.want)))
+	for _, p := range c.programs {
+		p.acquire()
+		requireSame(t, c.want, p.all())
+	}
+	require.Zero(t, c.m.baseless())
+}
+
 // TestRandomDirectChanges lets the CPU, two devices and a program in SOURCE change a file in turns. Direct changes
 // touch only pages without unreleased bytes of a device. Otherwise all change any page, each at bytes of its own.
 func TestRandomDirectChanges(t *testing.T) {
@@ -318,23 +362,8 @@ func TestRandomDirectChanges(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	rnd := rand.New(rand.NewPCG(seed, 1))
-	m := newMachine(t, 2, hostMemory(4*page.Size))
-	src := m.file(pages * page.Size)
-	var programs [2]*program
-	for d := range programs {
-		programs[d] = m.run(src, d, 0, pages*page.Size, true)
-	}
-	want := make([]byte, pages*page.Size)
-	var stored [2]map[int]byte // not released
-	release := func(d int) {
-		programs[d].release()
-		for at, b := range stored[d] {
-			want[at] = b
-		}
-		stored[d] = map[int]byte{}
-	}
-	release(0)
-	release(1)
+	c := newContest(t, pages)
+	src, want := c.src, c.want
 	for range steps {
 		at := rnd.IntN(pages*page.Size/4) * 4
 		b := byte(1 + rnd.IntN(255))
@@ -343,12 +372,12 @@ func TestRandomDirectChanges(t *testing.T) {
 			src.write(t, at, []byte{b})
 			want[at] = b
 		case 2, 3:
-			programs[d].store(at+1+d, b)
-			stored[d][at+1+d] = b
+			c.programs[d].store(at+1+d, b)
+			c.stored[d][at+1+d] = b
 		case 4:
-			release(d)
+			c.release(d)
 		case 5:
-			programs[d].acquire()
+			c.programs[d].acquire()
 		case 6:
 			require.NoError(t, src.attached.Sync(context.Background(), nil))
 		case 7:
@@ -356,7 +385,7 @@ func TestRandomDirectChanges(t *testing.T) {
 			// Otherwise a release would be older than the change.
 			require.NoError(t, src.attached.ReadRange(context.Background(), page.Span(int64(p*page.Size), page.Size)))
 			modified := false
-			for _, s := range stored {
+			for _, s := range c.stored {
 				for x := range s {
 					modified = modified || x/page.Size == p
 				}
@@ -369,20 +398,12 @@ func TestRandomDirectChanges(t *testing.T) {
 				} else { // the other pages are settled later
 					_, err := src.attached.CheckHome(context.Background())
 					require.NoError(t, err)
-					programs[d].acquire()
+					c.programs[d].acquire()
 				}
 			}
 		case 8:
 			require.Equal(t, want[at], src.read(t, at, 1)[0])
 		}
 	}
-	release(0)
-	release(1)
-	require.NoError(t, src.attached.Sync(context.Background(), nil))
-	requireSame(t, want, src.home.bytes(0, len(want)))
-	for _, p := range programs {
-		p.acquire()
-		requireSame(t, want, p.all())
-	}
-	require.Zero(t, m.baseless())
+	c.requireEnd(t)
 }

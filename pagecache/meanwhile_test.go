@@ -327,23 +327,8 @@ func TestRandomMeanwhile(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	rnd := rand.New(rand.NewPCG(seed, 1))
-	m := newMachine(t, 2, hostMemory(4*page.Size))
-	src := m.file(pages * page.Size)
-	var programs [2]*program
-	for d := range programs {
-		programs[d] = m.run(src, d, 0, pages*page.Size, true)
-	}
-	want := make([]byte, pages*page.Size)
-	var stored [2]map[int]byte // not released
-	release := func(d int) {
-		programs[d].release()
-		for at, b := range stored[d] {
-			want[at] = b
-		}
-		stored[d] = map[int]byte{}
-	}
-	release(0)
-	release(1)
+	c := newContest(t, pages)
+	src, want := c.src, c.want
 	// The background brings replicas up to date too, so src.home.mu protects the state of the writer in SOURCE: its
 	// callback is called with it held.
 	others, chance := rand.New(rand.NewPCG(seed, 2)), 0
@@ -382,16 +367,16 @@ func TestRandomMeanwhile(t *testing.T) {
 			want[at] = b
 		case 2, 3:
 			if another(at) {
-				programs[d].store(at+1+d, b)
-				stored[d][at+1+d] = b
+				c.programs[d].store(at+1+d, b)
+				c.stored[d][at+1+d] = b
 			}
 		case 4:
-			release(d)
+			c.release(d)
 		case 5:
-			programs[d].acquire()
+			c.programs[d].acquire()
 		case 6:
-			release(d)
-			release(1 - d)
+			c.release(d)
+			c.release(1 - d)
 			require.NoError(t, src.attached.Sync(context.Background(), nil))
 			src.attached.mu.Lock()
 			src.home.mu.Lock()
@@ -410,14 +395,5 @@ func TestRandomMeanwhile(t *testing.T) {
 	for at := 3; at < len(want); at += 4 {
 		want[at] = foreign[at]
 	}
-	release(0)
-	release(1)
-	require.NoError(t, src.attached.Sync(context.Background(), nil))
-	require.Zero(t, m.baseless())
-	requireSame(t, want, src.home.bytes(0, len(want)))
-	for _, p := range programs {
-		p.acquire()
-		requireSame(t, want, p.all())
-	}
-	require.Zero(t, m.baseless())
+	c.requireEnd(t)
 }
