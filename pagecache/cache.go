@@ -61,7 +61,7 @@ type Options struct {
 	// for DefaultEviction.
 	Eviction string
 	// Placement says when extents that brackets use move to the device's own memory.
-	Placement Placement
+	Placement PlacementPolicy
 	// Transfers names the discipline that says which transfer of a device begins next: one of TransferNames. "" stands
 	// for DefaultTransfers.
 	Transfers string

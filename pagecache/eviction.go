@@ -29,7 +29,7 @@ func (c *Cache) SetEviction(name string) error {
 	return nil
 }
 
-// The placements: when an extent that a bracket uses moves to the device's own memory.
+// The placement policies: when an extent that a bracket uses moves to the device's own memory.
 const (
 	// PlaceEagerly moves it with the first bracket, if there is room or others can make some.
 	PlaceEagerly = "eager"
@@ -37,7 +37,7 @@ const (
 	PlaceByThreshold = "threshold"
 )
 
-// PlacementNames returns the names of the placements, the default first.
+// PlacementNames returns the names of the placement policies, the default first.
 func PlacementNames() []string { return []string{PlaceEagerly, PlaceByThreshold} }
 
 // The default numbers of PlaceByThreshold.
@@ -46,16 +46,16 @@ const (
 	DefaultPlacementPenalty   = policy.DefaultPenalty
 )
 
-// Placement says when extents that brackets use move to the device's own memory.
-type Placement struct {
+// PlacementPolicy says when extents that brackets use move to the device's own memory.
+type PlacementPolicy struct {
 	// Name is one of PlacementNames. "" stands for the first one.
 	Name string
 	// Threshold and Penalty are the numbers of PlaceByThreshold. 0 stands for the default.
 	Threshold, Penalty uint64
 }
 
-// delay returns p as package residency knows it. EINVAL if there is no placement of that name.
-func (p Placement) delay() (residency.Delay, error) {
+// delay returns p as package residency knows it. EINVAL if there is no placement policy of that name.
+func (p PlacementPolicy) delay() (residency.Delay, error) {
 	if p.Name != "" && !slices.Contains(PlacementNames(), p.Name) {
 		return residency.Delay{}, fail(syscall.EINVAL, "there is no placement %q; there are %s", p.Name,
 			strings.Join(PlacementNames(), ", "))
@@ -64,7 +64,7 @@ func (p Placement) delay() (residency.Delay, error) {
 }
 
 // SetPlacement changes Options.Placement. Extents stay where they are until a bracket uses them.
-func (c *Cache) SetPlacement(p Placement) error {
+func (c *Cache) SetPlacement(p PlacementPolicy) error {
 	delay, err := p.delay()
 	if err != nil {
 		return err

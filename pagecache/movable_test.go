@@ -332,7 +332,7 @@ func TestTruncatedWhileOut(t *testing.T) {
 func TestThreshold(t *testing.T) {
 	const extents, hot, changed = 12, 11, 10
 	m := newMovingMachine(t, 1, 4, 16)
-	require.NoError(t, m.cache.SetPlacement(Placement{Name: PlaceByThreshold, Threshold: 2, Penalty: 2}))
+	require.NoError(t, m.cache.SetPlacement(PlacementPolicy{Name: PlaceByThreshold, Threshold: 2, Penalty: 2}))
 	src := m.noisyFile(extents * brick)
 	c := m.travel(src, 0, true)
 	tier := func(i int) Tier { return c.h.Extents(page.Covering(int64(i)*brick, brick))[0].Placement().Tier }
@@ -363,8 +363,8 @@ func TestThreshold(t *testing.T) {
 	now := m.cache.Status().Devices[0]
 	require.Equal(t, "threshold", now.Placement)
 	require.Positive(t, now.Delayed.Extents)
-	require.ErrorIs(t, m.cache.SetPlacement(Placement{Name: "lazy"}), syscall.EINVAL)
-	require.NoError(t, m.cache.SetPlacement(Placement{}))
+	require.ErrorIs(t, m.cache.SetPlacement(PlacementPolicy{Name: "lazy"}), syscall.EINVAL)
+	require.NoError(t, m.cache.SetPlacement(PlacementPolicy{}))
 	require.Equal(t, "eager", m.cache.Status().Devices[0].Placement)
 }
 

@@ -118,7 +118,7 @@ func newMovingWorld(t *testing.T, seed uint64, watched ...int) *movingWorld {
 
 // place chooses a placement at random. Low numbers let extents reach the threshold.
 func (w *movingWorld) place() {
-	require.NoError(w.t, w.m.cache.SetPlacement(Placement{Name: PlacementNames()[w.rnd.IntN(2)],
+	require.NoError(w.t, w.m.cache.SetPlacement(PlacementPolicy{Name: PlacementNames()[w.rnd.IntN(2)],
 		Threshold: 1 + w.rnd.Uint64N(4), Penalty: 1 + w.rnd.Uint64N(3)}))
 }
 

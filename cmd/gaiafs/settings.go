@@ -76,8 +76,8 @@ func newSettings() *settings {
 }
 
 // placing returns the settings of placement.
-func (s *settings) placing() pagecache.Placement {
-	return pagecache.Placement{
+func (s *settings) placing() pagecache.PlacementPolicy {
+	return pagecache.PlacementPolicy{
 		Name: s.placement.word, Threshold: uint64(s.placeThreshold), Penalty: uint64(s.placePenalty),
 	}
 }

@@ -48,7 +48,7 @@ func (m *moving) options(o testmount.Options, seed uint64) testmount.Options {
 		o.Eviction = *evictionFlag
 	}
 	if of := model.NewSource(seed + 1); of.IntN(2) == 0 {
-		o.Placement = pagecache.Placement{Name: pagecache.PlaceByThreshold, Penalty: 2}
+		o.Placement = pagecache.PlacementPolicy{Name: pagecache.PlaceByThreshold, Penalty: 2}
 		o.Placement.Threshold = 1 + uint64(of.IntN(8))
 	}
 	if m.tenants {

@@ -63,7 +63,7 @@ type Options struct {
 	// Eviction is pagecache.Options.Eviction.
 	Eviction string
 	// Placement is pagecache.Options.Placement.
-	Placement pagecache.Placement
+	Placement pagecache.PlacementPolicy
 	// Tenants is pagecache.Options.Tenants.
 	Tenants           []pagecache.Tenant
 	WriteBackInterval time.Duration
