@@ -27,6 +27,6 @@
 // # What is where
 //
 // device.go has the interface, copy.go the pieces of copies, digest.go the page digest that both host and device
-// compute. Package emulated is a device in host memory, package faulty makes any device fail for tests, and package
-// conformance is the test suite that every device passes.
+// compute, users.go what lets calls end before memory is freed. Package emulated is a device in host memory, package
+// faulty makes any device fail for tests, and package conformance is the test suite that every device passes.
 package gpubackend

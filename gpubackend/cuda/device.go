@@ -318,7 +318,7 @@ func (d *device) use(n int, own func(i int) (*memory, error)) (done func(), err 
 	used := make(map[*memory]struct{})
 	done = func() {
 		for m := range used {
-			m.done()
+			m.users.End()
 		}
 	}
 	var last *memory
@@ -326,7 +326,7 @@ func (d *device) use(n int, own func(i int) (*memory, error)) (done func(), err 
 		m, err := own(i)
 		if err == nil && m != last {
 			if _, in := used[m]; !in {
-				if err = m.use(); err == nil {
+				if err = m.users.Begin(); err == nil {
 					used[m] = struct{}{}
 				}
 			}

@@ -19,16 +19,14 @@ type memory struct {
 	size int64
 	host bool // pinned memory of the host, which is not counted
 
-	// handle and base are set by create and freed by destroy. Calls that are counted in users may use base.
+	// handle and base are set by create and freed by destroy. Calls that users has let in may use base.
 	handle memoryHandle
 	base   address
+	users  gpubackend.Users
 
 	mu       sync.Mutex
-	users    int           // protected by mu; calls that are using base
-	freed    bool          // protected by mu; no further user is let in
-	idle     chan struct{} // protected by mu; closed when users falls to 0 after freed was set
-	file     *os.File      // protected by mu; the export for writing, nil until the first export
-	readOnly *os.File      // protected by mu; a duplicate of file
+	file     *os.File // protected by mu; the export for writing, nil until the first export. None is made after Free
+	readOnly *os.File // protected by mu; a duplicate of file
 	// peers are the other GPUs that may use base. Protected by mu.
 	peers map[deviceHandle]bool
 }
@@ -69,7 +67,7 @@ func (m *memory) Zeroed() bool { return false }
 func (m *memory) Export(writable bool) (*os.File, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.freed {
+	if m.users.Freed() {
 		return nil, gpubackend.ErrFreed
 	}
 	if m.file == nil {
@@ -94,7 +92,7 @@ func (m *memory) Export(writable bool) (*os.File, error) {
 func (m *memory) Held() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return !m.freed && m.file != nil
+	return !m.users.Freed() && m.file != nil
 }
 
 func (m *memory) exportLocked() error {
@@ -108,43 +106,13 @@ func (m *memory) exportLocked() error {
 	return nil
 }
 
-// use lets a call in. It must end with done.
-func (m *memory) use() error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.freed {
-		return gpubackend.ErrFreed
-	}
-	m.users++
-	return nil
-}
-
-func (m *memory) done() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.users--
-	if m.users == 0 && m.idle != nil {
-		close(m.idle)
-	}
-}
-
 func (m *memory) Free() error {
-	m.mu.Lock()
-	if m.freed {
-		m.mu.Unlock()
-		return gpubackend.ErrFreed
+	if err := m.users.Free(); err != nil {
+		return err
 	}
-	m.freed = true
-	var idle chan struct{}
-	if m.users > 0 {
-		idle = make(chan struct{})
-		m.idle = idle
-	}
+	m.mu.Lock() // an Export may still go on
 	file, readOnly := m.file, m.readOnly
 	m.mu.Unlock()
-	if idle != nil {
-		<-idle
-	}
 	// No call is let in any more, so this call owns everything now.
 	var err error
 	for _, f := range []*os.File{file, readOnly} {

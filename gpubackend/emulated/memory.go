@@ -26,18 +26,17 @@ type memory struct {
 	size int64
 	host bool // it stands for memory of the host, which is not counted
 
-	// data is the mapping. Calls that are counted in users may load and store; the last one to leave a freed memory
-	// unmaps it. Other processes store into it at any time.
-	data []byte
+	// data is the mapping. Calls that users has let in may load and store. Free waits for them, and then unmaps it.
+	// Other processes store into it at any time.
+	data  []byte
+	users gpubackend.Users
+
+	file *os.File // immutable until Free; the memfd, open for reading and writing. Nobody else is given it
 
 	mu       sync.Mutex
-	users    int           // protected by mu; calls that are using data
-	freed    bool          // protected by mu; no further user is let in
-	idle     chan struct{} // protected by mu; closed when users falls to 0 after freed was set
-	file     *os.File      // immutable until Free; the memfd, open for reading and writing. Nobody else is given it
-	writable *os.File      // protected by mu; the export for writing, nil until there is one
-	readOnly *os.File      // protected by mu; the export for reading, nil until there is one
-	exported bool          // protected by mu
+	writable *os.File // protected by mu; the export for writing, nil until there is one. None is made after Free
+	readOnly *os.File // protected by mu; the export for reading, nil until there is one. None is made after Free
+	exported bool     // protected by mu
 }
 
 func newMemory(d *device, size int64, host bool) (*memory, error) {
@@ -108,7 +107,7 @@ func (m *memory) Zeroed() bool { return !m.dev.poison }
 func (m *memory) Export(writable bool) (*os.File, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.freed {
+	if m.users.Freed() {
 		return nil, gpubackend.ErrFreed
 	}
 	if writable || m.dev.writableExports {
@@ -133,7 +132,7 @@ func (m *memory) exportLocked(at **os.File, mode int) (*os.File, error) {
 func (m *memory) Held() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.freed || !m.exported {
+	if m.users.Freed() || !m.exported {
 		return false
 	}
 	_ = m.closeExportsLocked() // they were only read from
@@ -171,49 +170,19 @@ func heldByOthers(file *os.File) (held, known bool) {
 	return err != nil, err == nil || errors.Is(err, unix.EAGAIN)
 }
 
-// use lets a call in. It must end with done.
-func (m *memory) use() error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.freed {
-		return gpubackend.ErrFreed
-	}
-	m.users++
-	return nil
-}
-
-func (m *memory) done() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.users--
-	if m.users == 0 && m.idle != nil {
-		close(m.idle)
-	}
-}
-
 func (m *memory) Free() error {
-	m.mu.Lock()
-	if m.freed {
-		m.mu.Unlock()
-		return gpubackend.ErrFreed
+	if err := m.users.Free(); err != nil {
+		return err
 	}
-	m.freed = true
-	var idle chan struct{}
-	if m.users > 0 {
-		idle = make(chan struct{})
-		m.idle = idle
-	}
+	m.mu.Lock() // an Export may still go on
+	err := m.closeExportsLocked()
 	m.mu.Unlock()
-	if idle != nil {
-		<-idle
-	}
 	// No call is let in any more, so this call owns everything now.
 	if m.dev.poison {
 		fill(m.data, poisonFree)
 	}
-	err := unix.Munmap(m.data)
+	err = errors.Join(err, unix.Munmap(m.data))
 	m.data = nil
-	err = errors.Join(err, m.closeExportsLocked())
 	if m.host {
 		err = errors.Join(err, m.file.Close())
 		m.dev.giveBack(0)

@@ -46,13 +46,13 @@ func (d *device) use(n int, own func(i int) (*memory, error)) (done func(), err 
 	used := make([]*memory, 0, n)
 	done = func() {
 		for _, m := range used {
-			m.done()
+			m.users.End()
 		}
 	}
 	for i := range n {
 		m, err := own(i)
 		if err == nil && (len(used) == 0 || used[len(used)-1] != m) {
-			if err = m.use(); err == nil {
+			if err = m.users.Begin(); err == nil {
 				used = append(used, m)
 			}
 		}
