@@ -40,7 +40,7 @@ func (h *home) WriteParallel(runs [][]byte, off int64) bool {
 	for _, run := range runs {
 		n += int64(len(run))
 	}
-	if runtime.GOMAXPROCS(0) < 2 || n < 2*parallelChunk || !h.mapsWell() {
+	if n < 2*parallelChunk || !h.mapsWell() {
 		return false
 	}
 	if cached, err := pagesCached(h.fd, off, n); err != nil || cached < n>>page.Shift {
