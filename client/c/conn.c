@@ -444,6 +444,7 @@ static int choose(struct gaiafs_conn *c, struct gaiafs_fail *f)
 	uint8_t body[GAIAFS_MAX_FEATURES];
 	int fds[GAIAFS_MAX_EXTENTS];
 	struct gaiafs_frame frame;
+	size_t n;
 	int err;
 
 	if (strlen(tenant) > GAIAFS_MAX_TENANT)
@@ -455,7 +456,13 @@ static int choose(struct gaiafs_conn *c, struct gaiafs_fail *f)
 		chosen |= GAIAFS_FEATURE_TENANT;
 	if (chosen == 0)
 		return 0;
-	err = gaiafs_say(c->fd, GAIAFS_FEATURES, ++c->last_id, body, gaiafs_put_features(body, chosen, tenant));
+	n = gaiafs_put_features(body, chosen, tenant);
+	if (*tenant == '\0') {
+		/* The daemon cannot refuse this, as all of it was offered, so the first request does not wait for the answer. */
+		gaiafs_tell(c, GAIAFS_FEATURES, body, n);
+		return 0;
+	}
+	err = gaiafs_say(c->fd, GAIAFS_FEATURES, ++c->last_id, body, n);
 	if (err != 0 && err != EPIPE && err != ECONNRESET) /* after these two, its last words can still be read */
 		return gone(f, strerror(err));
 	while ((err = gaiafs_hear(c->fd, c->record, PATIENCE * 1000, &frame, fds, f)) == EINTR)
