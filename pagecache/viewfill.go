@@ -149,8 +149,8 @@ func (p *viewPart) begin(ctx context.Context, rg page.Range) (t *viewFill, next 
 		return nil, rg.Start, err
 	}
 	most, runs := int64(viewPages), int64(viewRuns)
-	if len(f.holdings) > 0 {
-		most, runs = holdPeer, heldRuns // these may be copied under this hold
+	if len(released) > 0 || len(p.sourcesLocked(page.Range{Start: rg.Start, End: next})) > 0 {
+		most, runs = holdPeer, heldRuns // some are copied under this hold
 	}
 	f.viewTurn++
 	taken, next := p.state.Take(page.Range{Start: rg.Start, End: next}, most, runs, f.viewTurn)

@@ -34,24 +34,38 @@ const (
 	peerRuns = 1 << 16
 )
 
-// fromExtentsLocked copies pages from the extents of mappings on devices, and returns the rest.
-func (p *viewPart) fromExtentsLocked(ctx context.Context, pages []page.Range,
-	into *viewFill) (rest []page.Range, err error) {
+// sourcesLocked returns the mappings' memory that the view may copy pages of rg from, its own device's first.
+func (p *viewPart) sourcesLocked(rg page.Range) (list []extentSource) {
 	f, dev := p.f, p.v.dev
-	var sources []*holding
 	for h := range f.holdersLocked() {
 		if h.empty() || !p.v.c.reaches(dev, h.dev) {
 			continue
 		}
-		if sources = append(sources, h); h.dev == dev {
-			sources = slices.Insert(sources[:len(sources)-1], 0, h)
+		unwritten, _ := f.sourcesLocked(h, h, rg)
+		x := extentSource{h, subtract(unwritten, f.doubt)} // pages in doubt may differ from home
+		switch {
+		case len(atLeast(x.pages, f.c.leastPeer)) == 0:
+		case h.dev == dev:
+			list = slices.Insert(list, 0, x)
+		default:
+			list = append(list, x)
 		}
 	}
-	for _, h := range sources {
-		span := page.Range{Start: pages[0].Start, End: pages[len(pages)-1].End}
-		unwritten, _ := f.sourcesLocked(h, h, span)
-		// Pages in doubt may differ from home.
-		take := atLeast(intersect(pages, subtract(unwritten, f.doubt)), f.c.leastPeer)
+	return list
+}
+
+// extentSource is pages of which the extents of h have home's bytes.
+type extentSource struct {
+	h     *holding
+	pages []page.Range
+}
+
+// fromExtentsLocked copies pages from the extents of mappings on devices, and returns the rest.
+func (p *viewPart) fromExtentsLocked(ctx context.Context, pages []page.Range,
+	into *viewFill) (rest []page.Range, err error) {
+	for _, s := range p.sourcesLocked(page.Range{Start: pages[0].Start, End: pages[len(pages)-1].End}) {
+		h := s.h
+		take := atLeast(intersect(pages, s.pages), p.f.c.leastPeer)
 		if len(take) == 0 {
 			continue
 		}

@@ -150,6 +150,48 @@ func TestViewThatJoinsLate(t *testing.T) {
 	s.check()
 }
 
+// TestViewsOfAHomeThatRefusesDirectReads: the first view finds that out, and reads for the others all the same.
+func TestViewsOfAHomeThatRefusesDirectReads(t *testing.T) {
+	const size = 64 << 20
+	s := newShards(t, size)
+	s.src.disk = newDisk(s.src.home)
+	s.src.disk.hidden = &NoDirect{Reason: "planned"}
+	var gates [ranks]*faulty.Gate
+	for r := range ranks {
+		gates[r] = s.m.devices[r].Hold(faulty.HostBuffer)
+		s.begin(t.Context(), r)
+		<-gates[r].Arrived() // it has claimed a piece for each reader, and read none
+	}
+	for _, g := range gates {
+		g.Open()
+	}
+	s.group.Wait()
+	require.NoError(t, errors.Join(s.errs[:]...))
+	s.check()
+	require.Less(t, float64(s.m.fromHome()*page.Size), 1.5*size)
+}
+
+// TestMappingWithoutPagesDoesNotCutTransfers: only pages that a view may copy from a mapping limit a transfer.
+func TestMappingWithoutPagesDoesNotCutTransfers(t *testing.T) {
+	s := newShards(t, 16<<20)
+	mp, err := s.m.cache.Map(t.Context(), s.src, MapRequest{Len: 16 << 20, Device: 1, Lazy: true})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, mp.Unmap(context.Background())) }()
+	s.begin(t.Context(), 0)
+	s.group.Wait()
+	require.NoError(t, s.errs[0])
+	sources := func() int {
+		p := s.views[0].v.parts[0]
+		require.NoError(t, p.f.mu.LockIn(t.Context()))
+		defer p.f.mu.Unlock()
+		return len(p.sourcesLocked(page.Range{End: page.Count(16 << 20)}))
+	}
+	require.Zero(t, sources())
+	_, err = mp.Acquire(t.Context(), 0, 16<<20, false)
+	require.NoError(t, err)
+	require.Equal(t, 1, sources())
+}
+
 // TestPagesThatNobodyReadForAView: a view reads the pages itself that another reader claimed for it and did not read.
 func TestPagesThatNobodyReadForAView(t *testing.T) {
 	s := newShards(t, 64<<20)

@@ -141,8 +141,8 @@ func (p *Fill) Run(ctx context.Context, called *Crew) error {
 	p.Device.fills.Add(1)
 	defer p.Device.fills.Add(-1)
 	p.cold.Store(p.Cold)
-	if p.From.Direct != nil && len(p.Pieces) > 0 {
-		p.From.ask(p.Pieces[0].first())
+	if len(p.Pieces) > 0 {
+		p.From.Ask(p.Pieces[0].first())
 	}
 	if p.From.Direct != nil {
 		p.warmth = make([]atomic.Int32, len(p.Pieces))

@@ -80,6 +80,7 @@ type Source struct {
 	// Refused is called without any lock when Home says that it can never be read past the page cache.
 	Refused func(reason string)
 
+	asked bool                   // Ask has run
 	never atomic.Pointer[string] // why Home refused for good; nil after that was reported
 }
 
@@ -110,9 +111,14 @@ func (d *Source) refused(err error) {
 	}
 }
 
-// ask sets Direct to nil if Home can never be read past the host's page cache. Otherwise each piece would be read
-// separately, as if from a disk.
-func (d *Source) ask(of page.Index) {
+// Ask sets Direct to nil if Home can never be read past the host's page cache. Otherwise each piece would be read
+// separately, as if from a disk. Run asks, unless the caller has. Whoever shows the Source to other goroutines before
+// Run asks first.
+func (d *Source) Ask(of page.Index) {
+	if d.Direct == nil || d.asked {
+		return
+	}
+	d.asked = true
 	if _, err := d.Direct.Cached(of.Offset(), page.Size); err == nil {
 		return
 	} else if d.refused(err); d.never.Load() != nil {
