@@ -18,6 +18,8 @@ import time
 
 import gaiafs
 
+from conftest import sockets
+
 
 def interrupt(*ignored):
     raise KeyboardInterrupt
@@ -36,11 +38,6 @@ def settled():
 
 def descriptors():
     return len(os.listdir("/proc/self/fd"))
-
-
-def sockets():
-    links = (e.path for e in os.scandir("/proc/self/fd") if os.path.lexists(e.path))
-    return sum(os.readlink(link).startswith("socket:") for link in links)
 
 
 def acquire_and_release():
