@@ -375,7 +375,7 @@ func (h *holding) Rehouse(ctx context.Context, of *residency.Extent, tier reside
 	moved, err := x.Move(tier, mem, func(from gpubackend.Memory) error {
 		return f.copyExtentLocked(ctx, x, from, mem, tier)
 	})
-	if err != nil {
+	if err != nil && ctx.Err() == nil {
 		f.c.log.Warn("an extent could not be moved", "file", f.Name(), "pages", x.pages().String(), "error", err)
 	}
 	if moved {

@@ -1,6 +1,7 @@
 package residency
 
 import (
+	"bytes"
 	"context"
 	"log/slog"
 	"syscall"
@@ -303,6 +304,24 @@ func TestKeepsWhatMoves(t *testing.T) {
 	keep := <-kept
 	require.Equal(t, []*Extent{x}, keep.Extents())
 	keep.Free()
+}
+
+// TestLogOfFailedMoves: the log has moves that failed, but not those whose client ended meanwhile.
+func TestLogOfFailedMoves(t *testing.T) {
+	d, _ := newPinnedDevice(t, 1, 1)
+	var log bytes.Buffer
+	d.options.Log = slog.New(slog.NewTextHandler(&log, nil))
+	k := newKey(t, d)
+	k.idle(t, 0, 1)
+	x := k.Extents(granules(0, 1))[0]
+	ctx, end := context.WithCancel(context.Background())
+	require.False(t, x.Demote(ctx, func(_, _ gpubackend.Memory) error {
+		end()
+		return ctx.Err()
+	}))
+	require.Empty(t, log.String())
+	require.False(t, x.Demote(context.Background(), func(_, _ gpubackend.Memory) error { return syscall.EIO }))
+	require.Contains(t, log.String(), syscall.EIO.Error())
 }
 
 // TestWhoGivesUpLeavesTheLine: when one Grant gives up, those behind it are served.

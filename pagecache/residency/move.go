@@ -70,7 +70,7 @@ func (x *Extent) Demote(ctx context.Context, fill func(from, to gpubackend.Memor
 		return false
 	}
 	moved, err := x.Move(TierHost, mem, func(from gpubackend.Memory) error { return fill(from, mem) })
-	if err != nil {
+	if err != nil && ctx.Err() == nil { // a client that ended is no fault of the device
 		d.options.Log.Warn("moving an extent to pinned memory", "device", d.info.Ordinal, "error", err)
 	}
 	if !moved {
