@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/gpubackend/emulated"
 	"github.com/gaiafs/gaiafs/gpubackend/faulty"
 	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
@@ -138,6 +139,7 @@ func TestPinnedAheadRefused(t *testing.T) {
 		d.ahead.refused = d.ahead.refused.Add(-aheadAgain)
 		d.pinned.mu.Unlock()
 	}
+	require.Equal(t, 3, f.Calls(faulty.AllocHost))
 	require.Equal(t, 1, strings.Count(log.String(), "ahead of need"))
 	f.Fail(faulty.AllocHost, 1, gpubackend.ErrNoMemory)
 	d.Expect(granule)
@@ -191,6 +193,45 @@ func TestPinnedAheadIsAwaited(t *testing.T) {
 	gate.Open()
 	require.NoError(t, <-taken)
 	<-ended
+}
+
+// TestPinnedAheadIsTooLate: the limit becomes lower while a spare is made. The spare is freed.
+func TestPinnedAheadIsTooLate(t *testing.T) {
+	d, f := newPinnedDevice(t, 1, 8)
+	gate := f.Hold(faulty.AllocHost)
+	d.Expect(granule)
+	ended := make(chan struct{})
+	go func() {
+		d.pinAhead(t)
+		close(ended)
+	}()
+	<-gate.Arrived()
+	lower := make(chan struct{})
+	go func() {
+		d.pinned.SetLimit(0)
+		close(lower)
+	}()
+	require.Eventually(t, func() bool { return d.pinned.Limit() == 0 }, patient, time.Millisecond)
+	gate.Open()
+	<-lower
+	d.pinned.requirePinned(t, 0, 0)
+	<-ended
+}
+
+// TestPinnedAheadIsLittered: memory that nobody had may hold old bytes, too, if the device does not clear it.
+func TestPinnedAheadIsLittered(t *testing.T) {
+	e, err := emulated.New(emulated.Options{Memory: granule, Granularity: granule, Poison: true})
+	require.NoError(t, err)
+	d, err := New(e, Options{Share: 1, Log: slog.New(slog.DiscardHandler), Pinned: NewPinned(32 * granule)})
+	require.NoError(t, err)
+	d.Expect(granule)
+	d.pinAhead(t)
+	mem, littered, err := d.pinned.take(d, granule, 1)
+	require.NoError(t, err)
+	require.True(t, littered)
+	d.pinned.put(d, mem, nil)
+	d.pinned.Trim(0)
+	require.NoError(t, e.Close())
 }
 
 // TestPinnedAheadAndTakers: while memory is made ahead of need, others use and need all of the pool. Nobody is refused

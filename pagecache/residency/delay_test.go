@@ -176,6 +176,18 @@ func TestThresholdAndBack(t *testing.T) {
 	pin.Free()
 	back()
 	require.Equal(t, []Tier{TierVRAM, TierVRAM}, k.tiers())
+
+	// Nothing is known of what was in pinned memory before there was a threshold.
+	d.SetDelay(Delay{})
+	full := newKey(t, d)
+	g, err := full.grant(false, 0, 4)
+	require.NoError(t, err)
+	require.Equal(t, []Tier{TierHost}, k.use(t, 2, 3))
+	g.Free()
+	full.letGo(t)
+	d.SetDelay(Delay{Threshold: true})
+	back()
+	require.Equal(t, []Tier{TierHost}, k.tiers())
 }
 
 // TestThresholdWithoutPinnedMemory: if there is no pinned memory, or the host refuses it, extents move with the first
@@ -231,6 +243,22 @@ func TestThresholdAndMaxima(t *testing.T) {
 		require.Equal(t, []Tier{TierHost}, grant(2, 3))
 	}
 	require.Equal(t, []Tier{TierVRAM}, grant(2, 3), "the fourth access")
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	require.EqualValues(t, 2*granule, d.ledger.Owned(tenants.User(1)), "another extent of the tenant left")
+}
+
+// TestThresholdOnTheHost: extents of a file that should be on the host stay there, however often they are accessed.
+func TestThresholdOnTheHost(t *testing.T) {
+	d, _ := newDelayingDevice(t, 4, 4, 8, 8)
+	k := newKey(t, d)
+	require.Equal(t, []Tier{TierVRAM, TierHost}, k.use(t, 0, 2))
+	k.preference.Store(&Preference{OnHost: true})
+	for range 5 {
+		require.Equal(t, []Tier{TierHost}, k.use(t, 1, 2))
+	}
+	k.preference.Store(&Preference{})
+	require.Equal(t, []Tier{TierVRAM}, k.use(t, 1, 2))
 }
 
 // TestForgetAccesses: a Key that is gone leaves nothing behind, and neither do more spots than are remembered.
