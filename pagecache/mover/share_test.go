@@ -240,6 +240,22 @@ func TestSharesUseOneBuffer(t *testing.T) {
 	require.LessOrEqual(t, int(taken), len(f.targets[0].fill.Pieces), "each piece is read once")
 }
 
+// TestSharesAreCounted: when all shares were sent, none count any more. Each counts for more than its device gets,
+// because three use a buffer of which each wants a quarter.
+func TestSharesAreCounted(t *testing.T) {
+	f := newRankFills(t, 16<<20)
+	f.targets[ranks-1].Close()
+	var group sync.WaitGroup
+	for i := range ranks - 1 {
+		group.Go(func() { assert.NoError(t, f.run(i)) })
+	}
+	group.Wait()
+	for _, r := range f.targets {
+		require.Zero(t, r.fill.inbox.bytes)
+		require.Zero(t, r.fill.inbox.offered)
+	}
+}
+
 // TestSharesBesideADeviceThatHangs: while one device hangs, the others get all that they read. The buffers stay until
 // that device has them, too, also if it fails then.
 func TestSharesBesideADeviceThatHangs(t *testing.T) {
