@@ -193,6 +193,35 @@ func TestWriteParallelWhileTheFileIsCut(t *testing.T) {
 	require.Error(t, h.(*home).storeAll(m, runsOf(data, rnd)), "the last part fails")
 }
 
+// TestWriteParallelTakesNothingFromRoot: several cores get no blocks that are reserved for root, for holes whose pages
+// the page cache has, unless they write for root.
+func TestWriteParallelTakesNothingFromRoot(t *testing.T) {
+	disk := smallDisk(t)
+	const size = 8 << 20
+	below := filepath.Join(disk, "f")
+	f, err := os.Create(below)
+	require.NoError(t, err)
+	for _, at := range []int64{0, size - page.Size} { // WriteParallel writes these by calls
+		_, err = f.WriteAt(make([]byte, page.Size), at)
+		require.NoError(t, err)
+	}
+	require.NoError(t, f.Sync())
+	require.NoError(t, f.Close())
+	n := &notary{}
+	s := mount(t, on(disk), func(o *Options) { o.Granter = n })
+	h := s.homeOf(t, n, filepath.Join(s.mnt, "f"))
+	fillUp(t, disk)
+	_, err = os.ReadFile(below)
+	require.NoError(t, err)
+	data := [][]byte{bytes.Repeat([]byte{1}, size)}
+
+	h.(*home).ordinary.Store(alice + 1)
+	require.False(t, written(t, h, data, 0))
+	requireReserve(t, disk)
+	h.(*home).ordinary.Store(0)
+	require.True(t, written(t, h, data, 0))
+}
+
 // TestStoreInto: stores into a mapping whose file is shorter, or has no room, fail as calls do.
 func TestStoreInto(t *testing.T) {
 	requireRoot(t)
