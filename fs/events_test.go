@@ -102,6 +102,14 @@ func TestEventsTellWhoChanged(t *testing.T) {
 			require.Equal(t, before+want, w.look(t))
 			w.witness.end(int(w.Fd()), anySize)
 			require.Equal(t, before+want, w.look(t))
+
+			w.witness.begin(int(w.Fd()))
+			w.append(t)
+			changes, err := w.witness.lookAndBegin(int(w.Fd()))
+			require.NoError(t, err)
+			require.Equal(t, before+2*want, changes, "right before writes of home")
+			w.witness.end(int(w.Fd()), anySize)
+			w.witness.end(int(w.Fd()), anySize)
 		})
 	}
 }
