@@ -368,6 +368,21 @@ func TestThreshold(t *testing.T) {
 	require.Equal(t, "eager", m.cache.Status().Devices[0].Placement)
 }
 
+// TestThresholdForgetsFiles: nothing is known of accesses to a file that is gone.
+func TestThresholdForgetsFiles(t *testing.T) {
+	m := newMovingMachine(t, 1, 4, 16)
+	require.NoError(t, m.cache.SetPlacement(Placement{Name: PlaceByThreshold}))
+	src := m.noisyFile(3 * brick)
+	c := m.travel(src, 0, true)
+	c.use(0, 3).Done()
+	room := m.cache.devices[0].room
+	require.Equal(t, 3, room.RememberedForTesting())
+	c.end()
+	require.Equal(t, 3, room.RememberedForTesting(), "the extents are still there")
+	m.cache.Forget(src.id)
+	require.Zero(t, room.RememberedForTesting())
+}
+
 // TestPinnedMemoryIsMadeAhead: a mapping that is larger than the device gets pinned memory in the background, before a
 // bracket asks. Close waits for what is being made. The devices find nothing left.
 func TestPinnedMemoryIsMadeAhead(t *testing.T) {

@@ -89,6 +89,16 @@ func (d *Device) Forget(key Key) {
 	}
 }
 
+// RememberedForTesting returns of how many extents accesses are known.
+func (d *Device) RememberedForTesting() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.delays == nil {
+		return 0
+	}
+	return d.delays.places
+}
+
 func (ds *delays) at(p spot) *history { return ds.of[p.key][p.start] }
 
 func (ds *delays) forget(p spot) {
