@@ -1,6 +1,7 @@
 package control
 
 import (
+	"log/slog"
 	"net"
 	"os"
 	"os/exec"
@@ -54,9 +55,40 @@ func TestCgroupOfAProcessThatEnded(t *testing.T) {
 	require.NoError(t, err)
 	_, err = cgroupOf(conn, who.Pid)
 	require.ErrorContains(t, err, "has ended")
-	if peerLives(conn) {
+	lives, err := peerLives(conn)
+	require.NoError(t, err)
+	if lives {
 		t.Skip("this kernel does not say whether the process has ended")
 	}
 	_, err = cgroupOf(conn, int32(os.Getpid()))
 	require.ErrorContains(t, err, "has ended", "another process has the number")
+}
+
+// TestCgroupWithoutDescriptors: while the daemon has no descriptors left, no process counts as one without a cgroup, or
+// as one that has ended.
+func TestCgroupWithoutDescriptors(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	require.NoError(t, err)
+	defer l.Close()
+	here, err := net.Dial("unix", path)
+	require.NoError(t, err)
+	defer here.Close()
+	conn, err := l.AcceptUnix()
+	require.NoError(t, err)
+	defer conn.Close()
+	s := newSession(&Server{ctx: t.Context(), opts: Options{Log: slog.New(slog.DiscardHandler)}}, conn,
+		unix.Ucred{Pid: int32(os.Getpid())})
+
+	var before unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: before.Max}))
+	_, err = s.cgroup()
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &before))
+	require.ErrorIs(t, err, unix.EMFILE)
+	want, err := cgroupOf(conn, s.who.Pid)
+	require.NoError(t, err)
+	got, err := s.cgroup()
+	require.NoError(t, err)
+	require.Equal(t, want, got)
 }

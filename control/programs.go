@@ -58,7 +58,7 @@ func (s *Server) Programs() []Program {
 // process may have ended, and another one may have its number.
 func commandOf(conn *net.UnixConn, pid int32) string {
 	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-	if err != nil || !peerLives(conn) {
+	if lives, _ := peerLives(conn); err != nil || !lives {
 		return ""
 	}
 	return strings.TrimSuffix(string(name), "\n")

@@ -27,7 +27,7 @@ type session struct {
 	server *Server       // immutable
 	conn   *net.UnixConn // immutable
 	who    unix.Ucred    // the process at the other end; immutable
-	// cgroup and command are the process's when they are first asked for.
+	// cgroup and command are the process's when they are first asked for. If cgroup fails, a later call tries again.
 	cgroup  func() (string, error)
 	command func() string
 	asked   atomic.Int64 // requests so far
@@ -108,7 +108,7 @@ func newSession(s *Server, conn *net.UnixConn, who unix.Ucred) *session {
 		server:   s,
 		conn:     conn,
 		who:      who,
-		cgroup:   sync.OnceValues(func() (string, error) { return cgroupOf(conn, who.Pid) }),
+		cgroup:   untilKnown(func() (string, error) { return cgroupOf(conn, who.Pid) }),
 		command:  sync.OnceValue(func() string { return commandOf(conn, who.Pid) }),
 		log:      s.opts.Log.With("pid", who.Pid, "uid", who.Uid),
 		slots:    make(chan struct{}, s.opts.MaxRequests),

@@ -156,11 +156,20 @@ func (s *session) addFiles(files map[pagecache.FileID]bool) {
 
 // cgroupOf returns the cgroup in the unified hierarchy (cgroups(7)) of the process that made the connection. It returns
 // "" if the process has none or may not be seen. It fails if the process has ended: its number may belong to another
-// process, and the connection to a third.
+// process, and the connection to a third. It also fails if the daemon lacks what it needs to find out.
 func cgroupOf(conn *net.UnixConn, pid int32) (string, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
-	if pid != 0 && (!peerLives(conn) || errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH)) {
-		return "", fmt.Errorf("process %d, which made the connection, has ended, so its cgroup is not known", pid)
+	if pid != 0 {
+		lives, unknown := peerLives(conn)
+		if lacks(err) {
+			unknown = err
+		}
+		switch {
+		case unknown != nil:
+			return "", fmt.Errorf("the cgroup of process %d is not known: %w", pid, unknown)
+		case !lives || errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH):
+			return "", fmt.Errorf("process %d, which made the connection, has ended, so its cgroup is not known", pid)
+		}
 	}
 	for line := range strings.Lines(string(text)) {
 		if path, is := strings.CutPrefix(strings.TrimSpace(line), "0::"); is {
@@ -170,20 +179,52 @@ func cgroupOf(conn *net.UnixConn, pid int32) (string, error) {
 	return "", nil
 }
 
+// lacks reports whether err says that the daemon or the machine has too few descriptors or too little memory. Later,
+// the call may succeed.
+func lacks(err error) bool {
+	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM)
+}
+
 // peerLives reports whether the process that made the connection has not ended, or true on Linux before 6.5.
-func peerLives(conn *net.UnixConn) bool {
+func peerLives(conn *net.UnixConn) (lives bool, err error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
-		return false
+		return false, err
 	}
-	lives := false
-	_ = raw.Control(func(fd uintptr) {
-		pidfd, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PEERPIDFD)
-		if lives = err == unix.ENOPROTOOPT; err == nil {
-			n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, 0)
-			lives = n == 0 && err == nil
-			_ = unix.Close(pidfd)
+	closed := raw.Control(func(fd uintptr) {
+		var pidfd int
+		if pidfd, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PEERPIDFD); err != nil {
+			return
 		}
+		defer unix.Close(pidfd)
+		var n int
+		n, err = unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, 0)
+		lives = n == 0
 	})
-	return lives
+	switch {
+	case closed != nil:
+		return false, closed
+	case err == unix.ENOPROTOOPT:
+		return true, nil
+	case lacks(err):
+		return false, err
+	}
+	return lives && err == nil, nil // other errors: the process is gone
+}
+
+// untilKnown returns a function that calls find until it succeeds, and from then on returns what that found.
+func untilKnown(find func() (string, error)) func() (string, error) {
+	var mu sync.Mutex
+	var known bool
+	var found string // protected by mu, as is known
+	return func() (string, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if known {
+			return found, nil
+		}
+		x, err := find()
+		found, known = x, err == nil
+		return found, err
+	}
 }

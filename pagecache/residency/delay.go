@@ -96,7 +96,7 @@ func (d *Device) RememberedForTesting() int {
 	if d.delays == nil {
 		return 0
 	}
-	return d.delays.places
+	return d.delays.spots
 }
 
 func (ds *delays) at(p spot) *history { return ds.of[p.key][p.start] }
