@@ -1,0 +1,62 @@
+package stress
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/internal/testmount"
+)
+
+// diskOf mounts a new ext4 of so many bytes, and returns its path.
+func diskOf(t *testing.T, size int64) string {
+	t.Helper()
+	requireTool(t, "mkfs.ext4")
+	image, disk := filepath.Join(t.TempDir(), "image"), t.TempDir()
+	require.NoError(t, os.WriteFile(image, nil, 0o600))
+	require.NoError(t, os.Truncate(image, size))
+	run(t, "/", "mkfs.ext4", "-q", "-b", "4096", image)
+	if out, err := exec.Command("mount", "-o", "loop", image, disk).CombinedOutput(); err != nil {
+		t.Skipf("a filesystem in a file cannot be mounted here: %s", out)
+	}
+	t.Cleanup(func() { run(t, "/", "umount", disk) })
+	return disk
+}
+
+// TestSeveralCoresOnAFullDisk: several cores write home to holes of which the host's page cache has the pages. The disk
+// has room for some of them. fsync says so, nothing is lost, and once there is room all of it is home.
+func TestSeveralCoresOnAFullDisk(t *testing.T) {
+	const size, left = 64 << 20, 24 << 20
+	disk := diskOf(t, 160<<20)
+	m := testmount.Start(t, testmount.Options{Source: disk, Env: []string{"GOMAXPROCS=8"},
+		WriteBackInterval: 100 * time.Millisecond})
+	path := m.Path("file")
+	require.NoError(t, os.WriteFile(path, nil, 0o600))
+	require.NoError(t, os.Truncate(path, size))
+	_, err := os.ReadFile(filepath.Join(disk, "file"))
+	require.NoError(t, err)
+	filler, err := os.Create(filepath.Join(disk, "filler"))
+	require.NoError(t, err)
+	defer filler.Close()
+	var st unix.Statfs_t
+	require.NoError(t, unix.Statfs(disk, &st))
+	require.NoError(t, unix.Fallocate(int(filler.Fd()), 0, 0, int64(st.Bfree)*st.Bsize-left))
+
+	g := gpu(t, path, size, 0)
+	want := pattern(size, 3)
+	store(t, g, 0, want...)
+	_, err = g.Release(0, size)
+	require.NoError(t, err)
+	require.ErrorIs(t, fsync(t, path), unix.ENOSPC)
+	requireBytes(t, want, mustRead(t, path), "on the mount, while the disk is full")
+	require.NoError(t, filler.Truncate(0))
+	require.NoError(t, fsync(t, path))
+	sameEverywhere(t, m, "file", want)
+	require.Greater(t, status(t, m).Counters["parallel_pages"], int64(size/4096/2))
+	require.NoError(t, g.Close())
+}
