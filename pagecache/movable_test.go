@@ -371,7 +371,7 @@ func TestThreshold(t *testing.T) {
 // TestThresholdForgetsFiles: nothing is known of accesses to a file that is gone.
 func TestThresholdForgetsFiles(t *testing.T) {
 	m := newMovingMachine(t, 1, 4, 16)
-	require.NoError(t, m.cache.SetPlacement(Placement{Name: PlaceByThreshold}))
+	require.NoError(t, m.cache.SetPlacement(PlacementPolicy{Name: PlaceByThreshold}))
 	src := m.noisyFile(3 * brick)
 	c := m.travel(src, 0, true)
 	c.use(0, 3).Done()
