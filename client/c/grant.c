@@ -5,15 +5,16 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <semaphore.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
+#include <sys/timerfd.h>
 #include <sys/utsname.h>
 #include <time.h>
+#include <unistd.h>
 
 #define IOC_GRANT _IOR('G', 0x01, uint8_t[GAIAFS_GRANT_SIZE])
 
@@ -22,28 +23,33 @@ int gaiafs_grant_patience = 30;
 /*
  * The ioctl waits for the daemon, and only the end of the process interrupts it. So a thread makes the ioctl. If the
  * caller gives up, the thread stays, and the token that comes later is not used: the daemon forgets it.
+ *
+ * The caller reads a timer, which the thread lets expire when it is done. Calls with a time limit, such as
+ * sem_timedwait, end after every signal handler; a read ends after those that do not restart calls.
  */
 struct asked {
-	int fd, err;
+	int fd, err, timer;
 	atomic_int owners; /* the caller and the thread */
-	sem_t done;
+	atomic_bool done;
 	uint8_t answer[GAIAFS_GRANT_SIZE];
 };
 
 static void disown(struct asked *a)
 {
 	if (atomic_fetch_sub(&a->owners, 1) == 1) {
-		sem_destroy(&a->done);
+		close(a->timer);
 		free(a);
 	}
 }
 
 static void *ask(void *argument)
 {
+	const struct itimerspec now = { .it_value.tv_nsec = 1 };
 	struct asked *a = argument;
 
 	a->err = ioctl(a->fd, IOC_GRANT, a->answer) != 0 ? errno : 0;
-	sem_post(&a->done);
+	atomic_store(&a->done, true);
+	(void)timerfd_settime(a->timer, 0, &now, NULL);
 	disown(a);
 	return NULL;
 }
@@ -131,33 +137,36 @@ static int silent(int fd, struct gaiafs_fail *f)
  */
 static int ask_patiently(int fd, uint8_t *answer, struct gaiafs_fail *f)
 {
+	const struct itimerspec limit = { .it_value.tv_sec = gaiafs_grant_patience };
 	struct asked *a = calloc(1, sizeof *a);
 	struct gaiafs_fail unused;
-	struct timespec until;
 	pthread_t thread;
+	uint64_t expired;
+	bool interrupted;
 	int err;
 
 	if (a == NULL)
 		return ENOMEM;
 	a->fd = fd;
 	a->owners = 2;
-	sem_init(&a->done, 0, 0);
-	(void)clock_gettime(CLOCK_REALTIME, &until);
-	until.tv_sec += gaiafs_grant_patience;
-	if (gaiafs_start_thread(ask, a, &thread, &unused) != 0) { /* without a thread, wait here */
+	a->timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC);
+	if (a->timer < 0 || timerfd_settime(a->timer, 0, &limit, NULL) != 0 ||
+	    gaiafs_start_thread(ask, a, &thread, &unused) != 0) { /* without a timer or a thread, wait here */
 		err = ioctl(fd, IOC_GRANT, answer) != 0 ? errno : 0;
-		sem_destroy(&a->done);
+		if (a->timer >= 0)
+			close(a->timer);
 		free(a);
 		return err;
 	}
-	if (sem_timedwait(&a->done, &until) == 0) {
+	interrupted = read(a->timer, &expired, sizeof expired) < 0;
+	if (atomic_load(&a->done)) {
+		(void)pthread_join(thread, NULL); /* the program may fork next, and should have no extra thread then */
 		err = a->err;
 		memcpy(answer, a->answer, sizeof a->answer);
-		(void)pthread_join(thread, NULL); /* the program may fork next, and should have no extra thread then */
 		disown(a);
 		return err;
 	}
-	if (errno == EINTR)
+	if (interrupted)
 		(void)gaiafs_failed(f, EINTR, "a signal interrupted the wait for the mount to give access");
 	else
 		(void)silent(fd, f);

@@ -354,6 +354,8 @@ static void interrupted(const char *path)
 	gaiafs_grant_patience = 1;
 	MMAP_FAILS(gaia_mmap(NULL, PAGE, PROT_READ, 0, fd, 0, 0), ETIMEDOUT);
 	puts(gaia_error());
+	interrupts(true, SA_RESTART);
+	MMAP_FAILS(gaia_mmap(NULL, PAGE, PROT_READ, 0, fd, 0, 0), ETIMEDOUT);
 	gaiafs_grant_patience = 1000;
 	interrupts(true, 0);
 	MMAP_FAILS(gaia_mmap(NULL, PAGE, PROT_READ, 0, fd, 0, 0), EINTR);
