@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -192,6 +193,27 @@ func TestUmountNamesAMountInside(t *testing.T) {
 	require.Equal(t, exitFailure, r.code)
 	require.Contains(t, r.err, "is in use by the mount at "+inside+": unmount it, and try again")
 	require.NoError(t, unix.Unmount(inside, 0))
+	r = gaiafsCommand(t, "umount", s.mountpoint)
+	require.Equal(t, exitOK, r.code, r.err)
+	require.Equal(t, exitOK, s.end(t), s.logged(t))
+}
+
+// What keeps a mount in use for a moment and is no process's, such as a file on its way through a socket, only delays
+// umount.
+func TestUmountWaitsForAFileOnItsWay(t *testing.T) {
+	s := mountForeground(t, "--gpus=none")
+	f, err := os.Create(filepath.Join(s.mountpoint, "file"))
+	require.NoError(t, err)
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	drop := sync.OnceFunc(func() { _, _ = unix.Close(pair[0]), unix.Close(pair[1]) })
+	defer drop()
+	require.NoError(t, unix.Sendmsg(pair[0], []byte{0}, unix.UnixRights(int(f.Fd())), nil, 0))
+	require.NoError(t, f.Close())
+	r := gaiafsCommand(t, "umount", s.mountpoint)
+	require.Equal(t, exitFailure, r.code)
+	require.Contains(t, r.err, "is in use by a process that cannot be seen from here")
+	time.AfterFunc(200*time.Millisecond, drop)
 	r = gaiafsCommand(t, "umount", s.mountpoint)
 	require.Equal(t, exitOK, r.code, r.err)
 	require.Equal(t, exitOK, s.end(t), s.logged(t))

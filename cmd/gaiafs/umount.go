@@ -88,6 +88,10 @@ type unmounting struct {
 	detached *found
 }
 
+// hiddenPause is the longest pause before umount tries again while something uses the mount that is no process's. That
+// may be the last file of a program that has just ended.
+const hiddenPause = 320 * time.Millisecond
+
 // errHeld says that the daemon itself keeps the mount busy, because bytes have begun to wait.
 var errHeld = errors.New("the daemon holds the mount")
 
@@ -247,18 +251,25 @@ func (u *unmounting) takeAway(text []byte, d *daemon) error {
 	if answer.Detached {
 		return nil
 	}
-	err := fs.Unmount(u.mountpoint)
-	switch {
-	case errors.Is(err, syscall.EPERM) && os.Geteuid() == 0:
-		return fmt.Errorf("%s: root may not unmount in this container; unmount it where it was mounted", u.remains())
-	case !errors.Is(err, syscall.EBUSY):
-		return err
+	for pause := 5 * time.Millisecond; ; pause *= 2 {
+		err := fs.Unmount(u.mountpoint)
+		switch {
+		case errors.Is(err, syscall.EPERM) && os.Geteuid() == 0:
+			return fmt.Errorf("%s: root may not unmount in this container; unmount it where it was mounted", u.remains())
+		case !errors.Is(err, syscall.EBUSY):
+			return err
+		}
+		users, held := without(usersOf(u.mount.Mountpoint), d.pid)
+		switch {
+		case len(users) > 0:
+			return u.busy(users)
+		case held:
+			return errHeld
+		case pause > hiddenPause:
+			return u.busy(nil)
+		}
+		time.Sleep(pause)
 	}
-	users, held := without(usersOf(u.mount.Mountpoint), d.pid)
-	if len(users) == 0 && held {
-		return errHeld
-	}
-	return u.busy(users)
 }
 
 // refused returns an error that lists what is waiting.
