@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -193,6 +194,30 @@ func TestUmountNamesAMountInside(t *testing.T) {
 	require.Equal(t, exitFailure, r.code)
 	require.Contains(t, r.err, "is in use by the mount at "+inside+": unmount it, and try again")
 	require.NoError(t, unix.Unmount(inside, 0))
+	r = gaiafsCommand(t, "umount", s.mountpoint)
+	require.Equal(t, exitOK, r.code, r.err)
+	require.Equal(t, exitOK, s.end(t), s.logged(t))
+}
+
+// umount names a loop device, which uses a file without a process.
+func TestUmountNamesALoopDevice(t *testing.T) {
+	s := mountForeground(t, "--gpus=none")
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, for a loop device")
+	}
+	image := filepath.Join(s.mountpoint, "image")
+	require.NoError(t, os.WriteFile(image, make([]byte, mib), 0o600))
+	out, err := exec.Command("losetup", "--find", "--show", image).Output()
+	if err != nil {
+		t.Skip("no loop device: ", err)
+	}
+	device := strings.TrimSpace(string(out))
+	detach := sync.OnceFunc(func() { require.NoError(t, exec.Command("losetup", "--detach", device).Run()) })
+	defer detach()
+	r := gaiafsCommand(t, "umount", s.mountpoint)
+	require.Equal(t, exitFailure, r.code)
+	require.Contains(t, r.err, "is in use by loop device "+device+" on "+image+": detach it with 'losetup -d', and try again")
+	detach()
 	r = gaiafsCommand(t, "umount", s.mountpoint)
 	require.Equal(t, exitOK, r.code, r.err)
 	require.Equal(t, exitOK, s.end(t), s.logged(t))

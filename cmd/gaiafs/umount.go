@@ -88,8 +88,8 @@ type unmounting struct {
 	detached *found
 }
 
-// hiddenPause is the longest pause before umount tries again while something uses the mount that is no process's. That
-// may be the last file of a program that has just ended.
+// hiddenPause is the longest pause before umount tries again while only a file that is no process's uses the mount. It
+// may be the last file of a program that has just ended, or that of a loop device that was unmounted.
 const hiddenPause = 320 * time.Millisecond
 
 // errHeld says that the daemon itself keeps the mount busy, because bytes have begun to wait.
@@ -261,12 +261,10 @@ func (u *unmounting) takeAway(text []byte, d *daemon) error {
 		}
 		users, held := without(usersOf(u.mount.Mountpoint), d.pid)
 		switch {
-		case len(users) > 0:
-			return u.busy(users)
-		case held:
+		case len(users) == 0 && held:
 			return errHeld
-		case pause > hiddenPause:
-			return u.busy(nil)
+		case pause > hiddenPause || slices.ContainsFunc(users, func(w user) bool { return !w.isLoop() }):
+			return u.busy(users)
 		}
 		time.Sleep(pause)
 	}
@@ -301,6 +299,8 @@ func (u *unmounting) busy(users []user) error {
 // cure says what to do about the users of a mount.
 func cure(users []user) string {
 	switch {
+	case len(users) > 0 && users[0].isLoop():
+		return "detach it with 'losetup -d'"
 	case len(users) > 0 && users[0].pid == 0:
 		return "unmount it"
 	case len(users) > 1:

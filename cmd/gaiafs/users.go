@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -15,12 +16,17 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// user is a process that keeps a mount busy, or another mount of the same filesystem.
+// user is a process that keeps a mount busy, a loop device, or another mount of the same filesystem.
 type user struct {
-	pid     int
+	pid     int // 0 for what is no process
 	command string
 	what    string // "working directory", "open file", …
 }
+
+// loopPrefix begins what of a loop device.
+const loopPrefix = "loop device "
+
+func (u user) isLoop() bool { return u.pid == 0 && strings.HasPrefix(u.what, loopPrefix) }
 
 func (u user) String() string {
 	if u.pid == 0 {
@@ -29,9 +35,9 @@ func (u user) String() string {
 	return fmt.Sprintf("%s (process %d, %s)", pagecache.Printable(u.command), u.pid, pagecache.Printable(u.what))
 }
 
-// usersOf lists what keeps the mount at an absolute path busy: mounts below it, and then processes.
+// usersOf lists what keeps the mount at an absolute path busy: mounts below it, loop devices, and then processes.
 func usersOf(mountpoint string) []user {
-	return append(mountedInside(mountpoint), mountUsers(mountpoint)...)
+	return slices.Concat(mountedInside(mountpoint), loopDevices(mountpoint), mountUsers(mountpoint))
 }
 
 // mountUsers lists the processes that keep the mount at an absolute path busy. It reads /proc, which may hide the
@@ -67,6 +73,22 @@ func mountedInside(mountpoint string) (users []user) {
 	for _, m := range mounts {
 		if strings.HasPrefix(m.Mountpoint, mountpoint+"/") {
 			users = append(users, user{what: "the mount at " + m.Mountpoint})
+		}
+	}
+	return users
+}
+
+// loopDevices lists the loop devices on files of the mount at an absolute path.
+func loopDevices(mountpoint string) (users []user) {
+	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		return nil
+	}
+	for _, name := range files {
+		file, err := os.ReadFile(name)
+		if err == nil && strings.HasPrefix(string(file), mountpoint+"/") {
+			device := "/dev/" + filepath.Base(filepath.Dir(filepath.Dir(name)))
+			users = append(users, user{what: loopPrefix + device + " on " + strings.TrimSuffix(string(file), "\n")})
 		}
 	}
 	return users
