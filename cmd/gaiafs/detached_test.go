@@ -216,15 +216,16 @@ func TestUmountNamesALoopDevice(t *testing.T) {
 	defer detach()
 	r := gaiafsCommand(t, "umount", s.mountpoint)
 	require.Equal(t, exitFailure, r.code)
-	require.Contains(t, r.err, "is in use by loop device "+device+" on "+image+": detach it with 'losetup -d', and try again")
+	require.Contains(t, r.err, "is in use by loop device "+device+" on "+image+
+		": detach it with 'losetup -d', and try again")
 	detach()
 	r = gaiafsCommand(t, "umount", s.mountpoint)
 	require.Equal(t, exitOK, r.code, r.err)
 	require.Equal(t, exitOK, s.end(t), s.logged(t))
 }
 
-// What keeps a mount in use for a moment and is no process's, such as a file on its way through a socket, only delays
-// umount.
+// What uses the mount for a moment and is not in /proc, such as the statfs calls of a df of all mounts, only delays
+// umount. A file on its way through a socket stands in for it.
 func TestUmountWaitsForAFileOnItsWay(t *testing.T) {
 	s := mountForeground(t, "--gpus=none")
 	f, err := os.Create(filepath.Join(s.mountpoint, "file"))

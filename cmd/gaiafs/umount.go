@@ -88,8 +88,8 @@ type unmounting struct {
 	detached *found
 }
 
-// hiddenPause is the longest pause before umount tries again while only a file that is no process's uses the mount. It
-// may be the last file of a program that has just ended, or that of a loop device that was unmounted.
+// hiddenPause is the longest pause before umount tries again while no process has the mount open. Then a call such as
+// statfs may use it, or the file of a loop device that was unmounted a moment ago.
 const hiddenPause = 320 * time.Millisecond
 
 // errHeld says that the daemon itself keeps the mount busy, because bytes have begun to wait.
