@@ -458,7 +458,7 @@ static int choose(struct gaiafs_conn *c, struct gaiafs_fail *f)
 		return 0;
 	n = gaiafs_put_features(body, chosen, tenant);
 	if (*tenant == '\0') {
-		/* The daemon cannot refuse this, as all of it was offered, so the first request does not wait for the answer. */
+		/* The daemon cannot refuse what it offered, so the first request does not wait for the answer. */
 		gaiafs_tell(c, GAIAFS_FEATURES, body, n);
 		return 0;
 	}
