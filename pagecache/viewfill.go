@@ -148,12 +148,8 @@ func (p *viewPart) begin(ctx context.Context, rg page.Range) (t *viewFill, next 
 	if err != nil {
 		return nil, rg.Start, err
 	}
-	most, runs := int64(viewPages), int64(viewRuns)
-	if len(released) > 0 || len(p.sourcesLocked(page.Range{Start: rg.Start, End: next})) > 0 {
-		most, runs = holdPeer, heldRuns // some are copied under this hold
-	}
 	f.viewTurn++
-	taken, next := p.state.Take(page.Range{Start: rg.Start, End: next}, most, runs, f.viewTurn)
+	taken, next := p.takeLocked(page.Range{Start: rg.Start, End: next}, len(released) > 0)
 	if len(taken) == 0 {
 		return nil, next, nil
 	}
@@ -170,6 +166,22 @@ func (p *viewPart) begin(ctx context.Context, rg page.Range) (t *viewFill, next 
 	}
 	f.beginRead()
 	return t, next, nil
+}
+
+// takeLocked takes the stale pages of rg for one transfer, up to next. straight means that some may be copied straight
+// from the device that released them.
+func (p *viewPart) takeLocked(rg page.Range, straight bool) (taken []page.Range, next page.Index) {
+	f := p.f
+	if len(f.holdings) > 0 {
+		// Some may be copied under this hold of File.mu.
+		taken, next = p.state.Take(rg, holdPeer, heldRuns, f.viewTurn)
+		if next == rg.End || straight || len(p.sourcesLocked(rg)) > 0 {
+			return taken, next
+		}
+		rg.Start = next
+	}
+	more, next := p.state.Take(rg, viewPages, viewRuns, f.viewTurn)
+	return append(taken, more...), next
 }
 
 // run brings the rest: from views on other devices, and what they lack from home.
