@@ -168,14 +168,14 @@ func (p *viewPart) begin(ctx context.Context, rg page.Range) (t *viewFill, next 
 	return t, next, nil
 }
 
-// takeLocked takes the stale pages of rg for one transfer, up to next. straight means that some may be copied straight
-// from the device that released them.
+// takeLocked takes the stale pages of rg for one transfer, up to next. straight says whether some may be copied
+// straight from the devices that released them.
 func (p *viewPart) takeLocked(rg page.Range, straight bool) (taken []page.Range, next page.Index) {
 	f := p.f
 	if len(f.holdings) > 0 {
-		// Some may be copied under this hold of File.mu.
+		// What is copied from mappings is copied under this hold of File.mu, so the transfer is short.
 		taken, next = p.state.Take(rg, holdPeer, heldRuns, f.viewTurn)
-		if next == rg.End || straight || len(p.sourcesLocked(rg)) > 0 {
+		if next == rg.End || straight || len(p.extentSourcesLocked(rg)) > 0 {
 			return taken, next
 		}
 		rg.Start = next

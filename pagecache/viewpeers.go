@@ -34,8 +34,8 @@ const (
 	peerRuns = 1 << 16
 )
 
-// sourcesLocked returns the mappings' memory that the view may copy pages of rg from, its own device's first.
-func (p *viewPart) sourcesLocked(rg page.Range) (list []extentSource) {
+// extentSourcesLocked returns what the view may copy pages of rg from, its own device's first.
+func (p *viewPart) extentSourcesLocked(rg page.Range) (list []extentSource) {
 	f, dev := p.f, p.v.dev
 	for h := range f.holdersLocked() {
 		if h.empty() || !p.v.c.reaches(dev, h.dev) {
@@ -54,7 +54,7 @@ func (p *viewPart) sourcesLocked(rg page.Range) (list []extentSource) {
 	return list
 }
 
-// extentSource is pages of which the extents of h have home's bytes.
+// extentSource is a mapping's memory, and the pages of which it has home's bytes.
 type extentSource struct {
 	h     *holding
 	pages []page.Range
@@ -63,7 +63,7 @@ type extentSource struct {
 // fromExtentsLocked copies pages from the extents of mappings on devices, and returns the rest.
 func (p *viewPart) fromExtentsLocked(ctx context.Context, pages []page.Range,
 	into *viewFill) (rest []page.Range, err error) {
-	for _, s := range p.sourcesLocked(page.Range{Start: pages[0].Start, End: pages[len(pages)-1].End}) {
+	for _, s := range p.extentSourcesLocked(page.Range{Start: pages[0].Start, End: pages[len(pages)-1].End}) {
 		h := s.h
 		take := atLeast(intersect(pages, s.pages), p.f.c.leastPeer)
 		if len(take) == 0 {

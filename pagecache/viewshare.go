@@ -126,7 +126,7 @@ func (p *viewPart) claim(pages []page.Range) (claimed []page.Range) {
 // reads reports whether t would read the same bytes from its own source. A file that was replaced or grew has another
 // source.
 func (t *viewFill) reads(from *mover.Source) bool {
-	return t.home.Home == from.Home && t.home.Direct == from.Direct && (from.Direct == nil || t.home.Size == from.Size)
+	return t.home.Home == from.Home && t.home.Direct == from.Direct && t.home.Size == from.Size
 }
 
 // Return implements mover.Sharer.

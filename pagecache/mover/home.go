@@ -111,9 +111,8 @@ func (d *Source) refused(err error) {
 	}
 }
 
-// Ask sets Direct to nil if Home can never be read past the host's page cache. Otherwise each piece would be read
-// separately, as if from a disk. Run asks, unless the caller has. Whoever shows the Source to other goroutines before
-// Run asks first.
+// Ask clears Direct and Size if Home can never be read past the host's page cache. Otherwise each piece would be read
+// separately, as if from a disk. Run asks, unless the caller has. Ask before other goroutines see the Source.
 func (d *Source) Ask(of page.Index) {
 	if d.Direct == nil || d.asked {
 		return
@@ -122,7 +121,7 @@ func (d *Source) Ask(of page.Index) {
 	if _, err := d.Direct.Cached(of.Offset(), page.Size); err == nil {
 		return
 	} else if d.refused(err); d.never.Load() != nil {
-		d.Direct = nil
+		d.Direct, d.Size = nil, 0
 		d.report()
 	}
 }
