@@ -10,9 +10,9 @@ import (
 
 // Pinning memory takes long: 17.5 ms for 64 MiB on an H200. So once brackets of a device use pinned memory, or are
 // about to, spares are made ahead of need. The pool keeps spares of the size that was last asked for: 1/aheadPart of
-// its limit, and mostAhead at most. They count in the limit. So that they take nothing from others, they are made only
-// while as much as all of them is free, and freed as soon as somebody needs the room. For a device that takes no pinned
-// memory, nothing is made, and Trim gives the spares back.
+// its limit, and mostAhead at most. They count in the limit. So that they take nothing from others, one is made only
+// if as much as all spares may take stays free, and it is freed as soon as somebody needs the room. For a device that
+// takes no pinned memory, none is made, and Trim gives back those that are there.
 
 const (
 	// 1/aheadPart of the limit may be spares that were made ahead of need.

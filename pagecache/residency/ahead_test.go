@@ -166,17 +166,23 @@ func TestPinnedAheadIsNobodys(t *testing.T) {
 	g.Free()
 }
 
-// TestPinnedAheadIsAwaited: whoever needs the room of a spare that is being made waits for it.
-func TestPinnedAheadIsAwaited(t *testing.T) {
+// newDeviceMakingASpare returns a device that makes a spare of a granule once gate is opened. Then ended is closed.
+func newDeviceMakingASpare(t *testing.T) (d *Device, gate *faulty.Gate, ended chan struct{}) {
+	t.Helper()
 	d, f := newPinnedDevice(t, 1, 8)
-	gate := f.Hold(faulty.AllocHost)
+	gate, ended = f.Hold(faulty.AllocHost), make(chan struct{})
 	d.Expect(granule)
-	ended := make(chan struct{})
 	go func() {
 		d.pinAhead(t)
 		close(ended)
 	}()
 	<-gate.Arrived()
+	return d, gate, ended
+}
+
+// TestPinnedAheadIsAwaited: whoever needs the room of a spare that is being made waits for it.
+func TestPinnedAheadIsAwaited(t *testing.T) {
+	d, gate, ended := newDeviceMakingASpare(t)
 	taken := make(chan error, 1)
 	go func() {
 		mem, _, err := d.pinned.take(d, 8*granule, 1)
@@ -197,15 +203,7 @@ func TestPinnedAheadIsAwaited(t *testing.T) {
 
 // TestPinnedAheadIsTooLate: the limit becomes lower while a spare is made. The spare is freed.
 func TestPinnedAheadIsTooLate(t *testing.T) {
-	d, f := newPinnedDevice(t, 1, 8)
-	gate := f.Hold(faulty.AllocHost)
-	d.Expect(granule)
-	ended := make(chan struct{})
-	go func() {
-		d.pinAhead(t)
-		close(ended)
-	}()
-	<-gate.Arrived()
+	d, gate, ended := newDeviceMakingASpare(t)
 	lower := make(chan struct{})
 	go func() {
 		d.pinned.SetLimit(0)
