@@ -24,8 +24,8 @@ func newMount() *cobra.Command {
 		Short: "Show a directory at a mountpoint",
 		Long: `mount shows the directory SOURCE at the empty directory MOUNTPOINT and serves it until it is unmounted by 'gaiafs umount',
 by umount(8), or by SIGTERM or SIGINT to this process. Before it ends, it writes back what devices hold. While SOURCE does not
-accept that, the mount stays, and the log says what is waiting. A second signal, 0.2 seconds later or more, ends it without
-waiting any longer; the log names what is lost.
+accept that, the mount stays, and the log says what is waiting. A second signal, 0.2 seconds later or more, ends it
+without waiting any longer; the log names what is lost.
 
 When the mount is usable, one line on standard output says where it is and which devices it has. Without a GPU, the line says why,
 and that emulated devices are used instead.

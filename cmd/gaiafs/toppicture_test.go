@@ -43,9 +43,10 @@ func picture(screen string) string {
 // The picture of top in the documentation shows a mount that programs work on. It has the headings and the keys of the
 // real top.
 func TestTopPicture(t *testing.T) {
+	heading := regexp.MustCompile(`^( {7}used .*|reads |  file .*|  program .*|gpu\d|pinned |up, .*)`)
 	words := func(screen string) (all []string) { // without figures, names and maps
 		for line := range strings.Lines(screen) {
-			if m := regexp.MustCompile(`^( {7}used .*|reads |  file .*|  program .*|gpu\d|pinned |up, .*)`).FindString(line); m != "" {
+			if m := heading.FindString(line); m != "" {
 				all = append(all, strings.TrimSpace(m))
 			}
 		}

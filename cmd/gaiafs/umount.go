@@ -88,8 +88,8 @@ type unmounting struct {
 	detached *found
 }
 
-// hiddenPause is the longest pause before umount tries again while no process has the mount open. Then a call such as
-// statfs may use it, or the file of a loop device that was unmounted a moment ago.
+// hiddenPause is the longest pause before umount tries again. It tries again only if no process is seen to use the
+// mount: a call such as statfs, or a loop device that was unmounted a moment ago, uses it only for a moment.
 const hiddenPause = 320 * time.Millisecond
 
 // errHeld says that the daemon itself keeps the mount busy, because bytes have begun to wait.
@@ -263,7 +263,7 @@ func (u *unmounting) takeAway(text []byte, d *daemon) error {
 		switch {
 		case len(users) == 0 && held:
 			return errHeld
-		case pause > hiddenPause || slices.ContainsFunc(users, func(w user) bool { return !w.isLoop() }):
+		case pause > hiddenPause || slices.ContainsFunc(users, func(w user) bool { return !w.loop }):
 			return u.busy(users)
 		}
 		time.Sleep(pause)
@@ -299,7 +299,7 @@ func (u *unmounting) busy(users []user) error {
 // cure says what to do about the users of a mount.
 func cure(users []user) string {
 	switch {
-	case len(users) > 0 && users[0].isLoop():
+	case len(users) > 0 && users[0].loop:
 		return "detach it with 'losetup -d'"
 	case len(users) > 0 && users[0].pid == 0:
 		return "unmount it"

@@ -21,12 +21,8 @@ type user struct {
 	pid     int // 0 for what is no process
 	command string
 	what    string // "working directory", "open file", …
+	loop    bool   // it is a loop device
 }
-
-// loopPrefix begins what of a loop device.
-const loopPrefix = "loop device "
-
-func (u user) isLoop() bool { return u.pid == 0 && strings.HasPrefix(u.what, loopPrefix) }
 
 func (u user) String() string {
 	if u.pid == 0 {
@@ -58,7 +54,7 @@ func mountUsers(mountpoint string) []user {
 			if err != nil {
 				continue // the process has just ended
 			}
-			users = append(users, user{pid, strings.TrimSuffix(string(name), "\n"), what})
+			users = append(users, user{pid: pid, command: strings.TrimSuffix(string(name), "\n"), what: what})
 		}
 	}
 	return users
@@ -88,7 +84,7 @@ func loopDevices(mountpoint string) (users []user) {
 		file, err := os.ReadFile(name)
 		if err == nil && strings.HasPrefix(string(file), mountpoint+"/") {
 			device := "/dev/" + filepath.Base(filepath.Dir(filepath.Dir(name)))
-			users = append(users, user{what: loopPrefix + device + " on " + strings.TrimSuffix(string(file), "\n")})
+			users = append(users, user{what: "loop device " + device + " on " + strings.TrimSuffix(string(file), "\n"), loop: true})
 		}
 	}
 	return users
@@ -171,7 +167,7 @@ func mountedElsewhere(device string) []user {
 		for _, m := range mounts {
 			if m.Device == device {
 				what := "mounted at " + m.Mountpoint + " in its mount namespace"
-				users = append(users, user{pid, strings.TrimSuffix(string(name), "\n"), what})
+				users = append(users, user{pid: pid, command: strings.TrimSuffix(string(name), "\n"), what: what})
 			}
 		}
 	}

@@ -40,7 +40,7 @@ func TestUsersOfADirectory(t *testing.T) {
 	_, err = out.Read(make([]byte, 1))
 	require.NoError(t, err)
 	users := mountUsers(dir)
-	require.Equal(t, []user{{cmd.Process.Pid, "sh", "working directory"}}, users)
+	require.Equal(t, []user{{pid: cmd.Process.Pid, command: "sh", what: "working directory"}}, users)
 	require.Equal(t, fmt.Sprintf("sh (process %d, working directory)", cmd.Process.Pid), describe(users))
 	require.NoError(t, in.Close())
 	require.Error(t, cmd.Wait(), "read got the end of its input")
