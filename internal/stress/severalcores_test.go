@@ -2,7 +2,6 @@ package stress
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -13,26 +12,15 @@ import (
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
-// diskOf mounts a new ext4 of so many bytes, and returns its path.
-func diskOf(t *testing.T, size int64) string {
-	t.Helper()
-	requireTool(t, "mkfs.ext4")
-	image, disk := filepath.Join(t.TempDir(), "image"), t.TempDir()
-	require.NoError(t, os.WriteFile(image, nil, 0o600))
-	require.NoError(t, os.Truncate(image, size))
-	run(t, "/", "mkfs.ext4", "-q", "-b", "4096", image)
-	if out, err := exec.Command("mount", "-o", "loop", image, disk).CombinedOutput(); err != nil {
-		t.Skipf("a filesystem in a file cannot be mounted here: %s", out)
-	}
-	t.Cleanup(func() { run(t, "/", "umount", disk) })
-	return disk
-}
-
 // TestSeveralCoresOnAFullDisk: several cores write home to holes of which the host's page cache has the pages. The disk
 // has room for some of them. fsync says so, nothing is lost, and once there is room all of it is home.
 func TestSeveralCoresOnAFullDisk(t *testing.T) {
 	const size, left = 64 << 20, 24 << 20
-	disk := diskOf(t, 160<<20)
+	requireTool(t, "mkfs.ext4")
+	disk, missing := testmount.Disk(t, "ext4", 160<<20)
+	if missing != "" {
+		t.Skip(missing)
+	}
 	m := testmount.Start(t, testmount.Options{Source: disk, Env: []string{"GOMAXPROCS=8"},
 		WriteBackInterval: 100 * time.Millisecond})
 	path := m.Path("file")
