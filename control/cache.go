@@ -22,8 +22,8 @@ type Cache interface {
 	// Map lets a client map a range of a file on a device. Its errors wrap a syscall.Errno; their text is shown to the
 	// client's user.
 	Map(ctx context.Context, src pagecache.Source, req pagecache.MapRequest) (Mapping, error)
-	// MapView does the same for a view of files.
-	MapView(ctx context.Context, sources []pagecache.Source, req pagecache.ViewRequest) (ViewMapping, error)
+	// OpenView does the same for a view of files, but without its bytes: Fill brings them.
+	OpenView(ctx context.Context, sources []pagecache.Source, req pagecache.ViewRequest) (ViewMapping, error)
 	// BeginGroup opens a group, whose stores are released at once.
 	BeginGroup(ctx context.Context, ranges []Range) (Group, error)
 	// AwaitVersion waits until one of the ranges' files has a released group of at least that version.
@@ -71,6 +71,8 @@ type ViewMapping interface {
 	Mapping
 	// Size returns the bytes of the view.
 	Size() int64
+	// Fill brings the view up to date for the first time.
+	Fill(ctx context.Context, launder bool) error
 }
 
 // Range is a range of a mapping that the Cache made.
@@ -98,9 +100,9 @@ func (p pageCache) Map(ctx context.Context, src pagecache.Source, req pagecache.
 	return pageMapping{m}, nil
 }
 
-func (p pageCache) MapView(ctx context.Context, sources []pagecache.Source,
+func (p pageCache) OpenView(ctx context.Context, sources []pagecache.Source,
 	req pagecache.ViewRequest) (ViewMapping, error) {
-	m, err := p.cache.MapView(ctx, sources, req)
+	m, err := p.cache.OpenView(ctx, sources, req)
 	if err != nil {
 		return nil, err
 	}

@@ -211,27 +211,28 @@ func (s *session) sendResult(id requestID, done result, err error) error {
 // serveMap makes a mapping, and sends it with its descriptors.
 func (s *session) serveMap(id requestID, r mapRequest) {
 	m, reply, err := s.openMapping(r)
-	s.sendMapping(id, m, reply, err)
-}
-
-// sendMapping answers with a mapping and its descriptors, or with err.
-func (s *session) sendMapping(id requestID, m *openMap, reply mapped, err error) {
 	if err != nil {
 		s.finish(id, err)
 		return
 	}
 	defer m.users.Done()
+	s.sendMapping(id, m, reply, true)
+}
+
+// sendMapping sends a mapping and its descriptors, and reports whether it could. last says that nothing follows.
+func (s *session) sendMapping(id requestID, m *openMap, reply mapped, last bool) bool {
 	all := m.Extents()
 	reply.extents = uint32(len(all))
-	var more uint16
-	if len(all) > 0 {
-		more = flagMore
-	} else {
-		s.forget(id)
+	more := func(sent int) uint16 {
+		if last && sent == len(all) {
+			s.forget(id)
+			return 0
+		}
+		return flagMore
 	}
-	if s.send(appendFrame(nil, typeMapped, more, id, reply.append), nil) != nil {
+	if s.send(appendFrame(nil, typeMapped, more(0), id, reply.append), nil) != nil {
 		s.forget(id)
-		return
+		return false
 	}
 	for first := 0; first < len(all); first += maxExtents {
 		part := all[first:min(first+maxExtents, len(all))]
@@ -241,16 +242,13 @@ func (s *session) sendMapping(id requestID, m *openMap, reply mapped, err error)
 			e.places[i] = extentPlace{x.Offset, x.Size, reply.kind, tierDevice, 1}
 			files[i] = x.Descriptor
 		}
-		if first+len(part) == len(all) {
-			more = 0
-			s.forget(id)
-		}
 		body := func(b []byte) []byte { return e.append(b, s.version) }
-		if s.send(appendFrame(nil, typeExtents, more, id, body), files) != nil {
+		if s.send(appendFrame(nil, typeExtents, more(first+len(part)), id, body), files) != nil {
 			s.forget(id)
-			return
+			return false
 		}
 	}
+	return true
 }
 
 // errToken refuses a token, without telling why.

@@ -67,10 +67,26 @@ func (v version) decodeMapView(body []byte) (r mapViewRequest, err error) {
 	return r, nil
 }
 
-// serveMapView makes a mapping of a view, and sends it with its descriptors.
+// serveMapView makes a mapping of a view, and sends it with its descriptors. The client maps the memory while the bytes
+// come. After the last bytes it gets a frame without extents, or the error.
 func (s *session) serveMapView(id requestID, r mapViewRequest) {
 	m, reply, err := s.openView(r)
-	s.sendMapping(id, m, reply, err)
+	if err != nil {
+		s.finish(id, err)
+		return
+	}
+	defer m.users.Done()
+	lazy := r.flags&mapLazy != 0
+	if !s.sendMapping(id, m, reply, lazy) || lazy {
+		return
+	}
+	if err := m.Mapping.(ViewMapping).Fill(s.ctx, r.flags&mapLaunder != 0); err != nil {
+		s.finish(id, err) // the client gives the mapping back
+		return
+	}
+	s.forget(id)
+	e := extents{first: uint32(len(m.Extents()))}
+	_ = s.send(appendFrame(nil, typeExtents, 0, id, func(b []byte) []byte { return e.append(b, s.version) }), nil)
 }
 
 // openView redeems all tokens, even if one is invalid, and adds a mapping of a view to the session. The caller holds
@@ -94,7 +110,7 @@ func (s *session) openView(r mapViewRequest) (*openMap, mapped, error) {
 		return nil, mapped{}, wrong
 	}
 	_, reply, err := s.addMapping(m, func() (Mapping, error) {
-		cm, err := s.server.opts.Cache.MapView(s.ctx, sources, pagecache.ViewRequest{
+		cm, err := s.server.opts.Cache.OpenView(s.ctx, sources, pagecache.ViewRequest{
 			Device:    int(r.device),
 			UUID:      r.uuid,
 			Kind:      uint8(r.kind),

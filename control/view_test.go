@@ -1,6 +1,7 @@
 package control_test
 
 import (
+	"context"
 	"encoding/binary"
 	"syscall"
 	"testing"
@@ -66,6 +67,10 @@ func TestMapView(t *testing.T) {
 	require.Equal(t, uint16(extents), e.typ)
 	require.Equal(t, 1, e.fds)
 	require.Zero(t, binary.LittleEndian.Uint64(e.body[16:]), "the offset in the view")
+	last := c.read()
+	require.Equal(t, uint16(extents), last.typ, "the bytes are there")
+	require.Zero(t, last.fds)
+	require.Equal(t, []uint32{1, 0}, []uint32{binary.LittleEndian.Uint32(last.body), binary.LittleEndian.Uint32(last.body[4:])})
 	for _, typ := range []uint16{acquire, release, syncTo} {
 		require.Zero(t, c.call(rangeFrame(typ, 3, m.mapping(), 200, 68, 0)).errno())
 		require.Equal(t, syscall.EINVAL, c.call(rangeFrame(typ, 3, m.mapping(), 200, 4096, 0)).errno(), "outside")
@@ -89,8 +94,35 @@ func TestMapView(t *testing.T) {
 	require.Equal(t, uint16(mapped), m.typ)
 	require.EqualValues(t, 1000, binary.LittleEndian.Uint64(m.body[16:]))
 	c.read()
+	c.read()
 	c.close()
 	s.waitMapped(0)
+}
+
+// The memory of a view comes before its bytes. If these do not come, the client gives the mapping back.
+func TestMapViewComesBeforeItsBytes(t *testing.T) {
+	bytes := make(chan error)
+	s := start(t, &controltest.Cache{Devices: 1, Gate: func(context.Context) error { return <-bytes }})
+	c := s.connectViews()
+	for _, want := range []syscall.Errno{0, syscall.EIO} {
+		c.send(viewRequest{alignment: 1, tokens: [][16]byte{s.token()}, segments: [][5]uint64{{0, 4096, 0, 1, 0}}}.frame(2))
+		m, e := c.read(), c.read()
+		require.Equal(t, uint16(mapped), m.typ)
+		require.Equal(t, 1, e.fds)
+		if want == 0 {
+			bytes <- nil
+			require.Equal(t, uint16(extents), c.read().typ)
+		} else {
+			bytes <- want
+			require.Equal(t, want, c.read().errno())
+		}
+		require.Zero(t, c.call(frame(unmap, 4, m.mapping())).errno())
+		s.waitMapped(0)
+	}
+	c.send(viewRequest{alignment: 1, flags: 1, tokens: [][16]byte{s.token()}, segments: [][5]uint64{{0, 1, 0, 1, 0}}}.frame(2))
+	m, e := c.read(), c.read()
+	require.Equal(t, uint16(extents), e.typ)
+	require.Zero(t, c.call(frame(unmap, 4, m.mapping())).errno(), "a lazy view has no more frames")
 }
 
 func TestMapViewIsRefused(t *testing.T) {

@@ -37,16 +37,32 @@ type ViewRequest struct {
 type ViewMapping struct {
 	v       *View
 	pin     *residency.Pin
-	extents []Extent // immutable once MapView returned
+	extents []Extent // immutable once OpenView returned
+	// begun ends the wait of the first file's other views for this one.
+	begun func()
 
 	lifetime
 }
 
 // MapView maps a view of files on a device for a client. Unless the request is lazy, the view is up to date when
-// MapView returns. It blocks on homes, on the device, and on evictions. Errors: EINVAL (segments, alignment), EOVERFLOW
-// (past the largest file), EACCES (a descriptor does not allow reading), ENODEV, ENOMEM (budget, or host memory for the
-// list of segments), ESHUTDOWN, and errors of homes.
+// MapView returns. Its errors are those of OpenView and Fill.
 func (c *Cache) MapView(ctx context.Context, sources []Source, req ViewRequest) (*ViewMapping, error) {
+	m, err := c.OpenView(ctx, sources, req)
+	if err != nil || req.Lazy {
+		return m, err
+	}
+	if err := m.Fill(ctx, req.Launder); err != nil {
+		_ = m.Unmap(ctx)
+		return nil, err
+	}
+	return m, nil
+}
+
+// OpenView is MapView without the bytes, so that a client maps the memory while Fill brings them. The caller calls Fill
+// next, unless the request is lazy: other views of the file may be waiting for it. It blocks on homes, on the device,
+// and on evictions. Errors: EINVAL (segments, alignment), EOVERFLOW (past the largest file), EACCES (a descriptor does
+// not allow reading), ENODEV, ENOMEM (budget, or host memory for the list of segments), ESHUTDOWN, and errors of homes.
+func (c *Cache) OpenView(ctx context.Context, sources []Source, req ViewRequest) (*ViewMapping, error) {
 	dev, err := c.device(gpubackend.Kind(req.Kind), req.Device, req.UUID)
 	if err != nil {
 		return nil, err
@@ -106,28 +122,24 @@ func (c *Cache) MapView(ctx context.Context, sources []Source, req ViewRequest) 
 	return m, nil
 }
 
-// begin gets memory for the view, brings it up to date, and exports it.
+// begin gets memory for the view, and exports it.
 func (m *ViewMapping) begin(ctx context.Context, req ViewRequest, by residency.Tenant) (err error) {
 	v := m.v
 	v.c.beginMapping()
 	v.mu.Lock()
 	v.mappings[m] = struct{}{}
 	v.mu.Unlock()
-	first := v.parts[0].f
-	first.expectViews(1)
-	begun := sync.OnceFunc(func() { first.expectViews(-1) })
-	defer begun()
+	m.begun = func() {}
+	if first := v.parts[0].f; !req.Lazy {
+		first.expectViews(1)
+		m.begun = sync.OnceFunc(func() { first.expectViews(-1) })
+	}
 	m.pin, err = v.dev.room.Reserve(ctx, v, residency.Request{
 		Pages: page.Range{End: page.Count(v.layout.Size())},
 		Size:  residency.ViewSize(v.dev.info, v.layout.Size()),
 		Ends:  true,
 		By:    by,
 	})
-	if err == nil && !req.Lazy {
-		_, _, err = v.c.atOneVersion(ctx, v.files, func() (int64, error) {
-			return v.acquire(ctx, page.Span(0, v.layout.Size()), req.Launder, begun)
-		})
-	}
 	if err == nil {
 		m.pin.Watch(func(x *residency.Extent, at residency.Placement) {
 			e := Extent{Offset: x.Pages().Offset(), Size: x.Size()}
@@ -144,8 +156,28 @@ func (m *ViewMapping) begin(ctx context.Context, req ViewRequest, by residency.T
 	return nil
 }
 
+// Fill brings the view up to date for the first time. With launder, it first flushes the kernel's dirty pages of the
+// files. It blocks on homes and on the device. Errors: EINVAL after Unmap, ENODEV, and errors of homes.
+func (m *ViewMapping) Fill(ctx context.Context, launder bool) error {
+	defer m.begun()
+	if err := m.enter(m.v.dev); err != nil {
+		return err
+	}
+	defer m.calls.Done()
+	v := m.v
+	_, _, err := v.c.atOneVersion(ctx, v.files, func() (int64, error) {
+		return v.acquire(ctx, page.Span(0, v.layout.Size()), launder, m.begun)
+	})
+	if err != nil {
+		v.c.lose(v.dev, err)
+		return v.dev.fault(err)
+	}
+	return nil
+}
+
 // leave ends the mapping.
 func (m *ViewMapping) leave(ctx context.Context) {
+	m.begun()
 	m.end()
 	m.gone.Store(true)
 	if m.pin != nil {

@@ -2,6 +2,7 @@ package gaiafs
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -247,4 +248,12 @@ func addressSpace(t *testing.T) (bytes int64) {
 	_, err = fmt.Sscan(string(text), &bytes)
 	require.NoError(t, err)
 	return bytes * pageSize
+}
+
+// The daemon sends a view's memory before its bytes. If these fail, the view is given back.
+func TestMapViewWithoutItsBytes(t *testing.T) {
+	d := startDaemon(t, &controltest.Cache{Gate: func(context.Context) error { return syscall.EIO }})
+	_, err := MapView([]*os.File{d.file(t, 4096)}, []Segment{{Length: 4096}}, 0)
+	require.ErrorIs(t, err, syscall.EIO)
+	d.waitMapped(t, 0)
 }

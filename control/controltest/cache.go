@@ -34,7 +34,7 @@ type Cache struct {
 	UUIDs []gpubackend.UUID
 	// Extent is the size of extents; 0 means ExtentSize.
 	Extent int64
-	// Gate, if not nil, is called by Acquire and may block until its context ends.
+	// Gate, if not nil, is called by a mapping's Acquire and a view's Fill, and may block until its context ends.
 	Gate func(ctx context.Context) error
 	// MapGate is the same for Map.
 	MapGate func(ctx context.Context) error

@@ -22,8 +22,8 @@ type View struct {
 	extents []*extent // guarded by mu
 }
 
-// MapView makes a mapping of a view, and fetches its bytes.
-func (c *Cache) MapView(_ context.Context, sources []pagecache.Source,
+// OpenView makes a mapping of a view, without its bytes.
+func (c *Cache) OpenView(_ context.Context, sources []pagecache.Source,
 	req pagecache.ViewRequest) (control.ViewMapping, error) {
 	layout, err := view.New(len(sources), req.Segments, req.Alignment)
 	switch {
@@ -54,11 +54,18 @@ func (c *Cache) MapView(_ context.Context, sources []pagecache.Source,
 		}
 		v.extents = append(v.extents, e)
 	}
-	if req.Lazy {
-		return v, nil
+	return v, nil
+}
+
+// Fill copies the whole view, once the Gate lets it.
+func (v *View) Fill(ctx context.Context, launder bool) error {
+	if gate := v.cache.Gate; gate != nil {
+		if err := gate(ctx); err != nil {
+			return err
+		}
 	}
-	_, err = v.Acquire(context.Background(), 0, layout.Size(), false)
-	return v, err
+	_, err := v.Acquire(ctx, 0, v.layout.Size(), launder)
+	return err
 }
 
 // Size returns the bytes of the view.
