@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import operator
 import os
 import struct
 from typing import Any, NamedTuple
@@ -77,7 +78,7 @@ def _parse(text: bytes) -> Any:
         return json.loads(
             text.decode("utf-8"),
             object_pairs_hook=_object,
-            parse_int=_integer_of,
+            parse_int=_integer_of if b"-0" in text else None,  # without a function it is faster
             parse_float=_no_number,
             parse_constant=_no_number,
         )
@@ -98,16 +99,12 @@ def _check_name(name: str) -> None:
 
 def _torn(text: str) -> bool:
     """Whether a text has half of a surrogate pair, which JSON can express and UTF-8 cannot."""
-    return any("\ud800" <= c <= "\udfff" for c in text)
+    return not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text)
 
 
-def _integer(value: Any) -> bool:
-    return type(value) is int
-
-
-def parse_header(text: bytes, data: int) -> Header:
-    """Parses a header. data is the number of bytes that follow it. Offsets in the result count from the first of these
-    bytes.
+def parse_header(text: bytes, data: int, begin: int = 0) -> Header:
+    """Parses a header. data is the number of bytes that follow it, and begin the offset of the first of them in the
+    file.
     """
     if not text.startswith(b"{"):
         raise FormatError("the header does not begin with {")
@@ -121,47 +118,47 @@ def parse_header(text: bytes, data: int) -> Header:
         raise FormatError("__metadata__ is not an object of strings")
     if any(map(_torn, metadata)) or any(map(_torn, metadata.values())):
         raise FormatError("__metadata__ has half a character")
-    tensors = [_tensor(name, entry, data) for name, entry in document.items()]
+    tensors = {name: _tensor(name, entry, data, begin) for name, entry in document.items()}
     # The tensors, in order, must cover all the bytes.
-    at = 0
-    for t in sorted(tensors, key=lambda t: (t.begin, t.end)):
+    at = begin
+    for t in sorted(tensors.values(), key=operator.attrgetter("begin", "end")):
         if t.begin != at:
-            what = "overlaps the one before it" if t.begin < at else f"begins at {t.begin}, after a hole at {at}"
-            raise FormatError(f"tensor {shown(t.name)} {what}")
+            hole = f"begins at {t.begin - begin}, after a hole at {at - begin}"
+            raise FormatError(f"tensor {shown(t.name)} {'overlaps the one before it' if t.begin < at else hole}")
         at = t.end
-    if at != data:
-        raise FormatError(f"the tensors end at {at} of {data} bytes")
-    return Header({t.name: t for t in tensors}, metadata, data)
+    if at != begin + data:
+        raise FormatError(f"the tensors end at {at - begin} of {data} bytes")
+    return Header(tensors, metadata, at)
 
 
-def _tensor(name: str, entry: Any, data: int) -> Tensor:
+def _tensor(name: str, entry: Any, data: int, shift: int) -> Tensor:
     _check_name(name)
     if not isinstance(entry, dict):
         raise FormatError(f"the entry of tensor {shown(name)} is no JSON object")
-    of = f"of tensor {shown(name)}"
-    for key in ("dtype", "shape", "data_offsets"):
-        if key not in entry:
-            raise FormatError(f"the entry {of} has no {key}")
-    word, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    try:
+        word, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    except KeyError as e:
+        raise FormatError(f"the entry of tensor {shown(name)} has no {e.args[0]}") from None
     dtype = SAFETENSORS.get(word) if isinstance(word, str) else None
     if dtype is None:
-        raise FormatError(f"the dtype {shown(word)} {of} is not known")
-    if not isinstance(shape, list) or not all(_integer(n) and n >= 0 for n in shape):
-        raise FormatError(f"the shape {of} is not a list of sizes")
+        raise FormatError(f"the dtype {shown(word)} of tensor {shown(name)} is not known")
+    if not isinstance(shape, list) or any(type(n) is not int or n < 0 for n in shape):
+        raise FormatError(f"the shape of tensor {shown(name)} is not a list of sizes")
     if len(shape) > MAX_DIMENSIONS:
-        raise FormatError(f"the shape {of} has {len(shape)} dimensions, more than {MAX_DIMENSIONS}")
+        raise FormatError(f"the shape of tensor {shown(name)} has {len(shape)} dimensions, more than {MAX_DIMENSIONS}")
+    bits = math.prod(shape) * dtype.bits
     # If one size is 0, the others could be anything, and their product would overflow in code that computes strides.
-    if math.prod(n for n in shape if n) * dtype.bits >= 1 << 63:
-        raise FormatError(f"the shape {of} is too large")
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(_integer(n) for n in offsets):
-        raise FormatError(f"data_offsets {of} are not two integers")
+    if (bits or math.prod(filter(None, shape)) * dtype.bits) >= 1 << 63:
+        raise FormatError(f"the shape of tensor {shown(name)} is too large")
+    if not isinstance(offsets, list) or list(map(type, offsets)) != [int, int]:
+        raise FormatError(f"data_offsets of tensor {shown(name)} are not two integers")
     begin, end = offsets
     if not 0 <= begin <= end <= data:
-        raise FormatError(f"data_offsets {of} are not within the {data} bytes of data")
-    bits = math.prod(shape) * dtype.bits
+        raise FormatError(f"data_offsets of tensor {shown(name)} are not within the {data} bytes of data")
     if bits != 8 * (end - begin):
-        raise FormatError(f"data_offsets {of} have {end - begin} bytes, its shape and dtype {bits / 8:g}")
-    return Tensor(name, dtype, tuple(shape), begin, end)
+        size = f"{end - begin} bytes, its shape and dtype {bits / 8:g}"
+        raise FormatError(f"data_offsets of tensor {shown(name)} have {size}")
+    return Tensor(name, dtype, tuple(shape), shift + begin, shift + end)
 
 
 def read_header(fd: int) -> Header:
@@ -174,11 +171,7 @@ def read_header(fd: int) -> Header:
         raise FormatError(f"the header says that it has {n} bytes, more than the {MAX_HEADER} that the format allows")
     if n > size - 8:
         raise FormatError(f"the header says that it has {n} bytes, and the file has {size}")
-    h = parse_header(_read(fd, 8, n), size - 8 - n)
-    shift = 8 + n
-    return Header(
-        {k: t._replace(begin=t.begin + shift, end=t.end + shift) for k, t in h.tensors.items()}, h.metadata, size
-    )
+    return parse_header(_read(fd, 8, n), size - 8 - n, 8 + n)
 
 
 def _read(fd: int, at: int, n: int) -> bytes:
@@ -201,15 +194,16 @@ def shards_of(path: PathLike) -> dict[str, list[str] | None]:
     """Returns the files that a path stands for, each with the tensors to take from it, or None for all of them."""
     name = os.fsdecode(path)
     if os.path.isdir(name):
+        index = os.path.join(name, "model" + INDEX)
+        if os.path.lexists(index):  # the usual name is faster to find than to list
+            return _read_index(index)
         try:
             files = sorted(f for f in os.listdir(name) if not f.startswith("."))
         except OSError as e:
             raise Error(e.errno or errno.EIO, e.strerror or "", name) from None
         indexes = [f for f in files if f.endswith(INDEX)]
         if len(indexes) > 1:
-            if "model" + INDEX not in indexes:
-                raise FormatError(f"{name}: it has several indexes; name one of {', '.join(indexes)}")
-            indexes = ["model" + INDEX]
+            raise FormatError(f"{name}: it has several indexes; name one of {', '.join(indexes)}")
         if indexes:
             return _read_index(os.path.join(name, indexes[0]))
         shards = [f for f in files if f.endswith(SUFFIX)]
@@ -255,9 +249,12 @@ def parse_index(text: bytes) -> dict[str, list[str]]:
     files: dict[str, list[str]] = {}
     for name, file in weights.items():
         _check_name(name)
+        if isinstance(file, str) and file in files:
+            files[file].append(name)
+            continue
         if not isinstance(file, str) or not file or any(c < " " or "\ud800" <= c <= "\udfff" for c in file):
             raise FormatError(f"the index has no file name for tensor {shown(name)}")
         if file.startswith("/") or not all(part not in ("", ".", "..") for part in file.split("/")):
             raise FormatError(f"the index places tensor {shown(name)} into {shown(file)}, outside of its directory")
-        files.setdefault(file, []).append(name)
+        files[file] = [name]
     return files
