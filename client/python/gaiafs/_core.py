@@ -99,7 +99,7 @@ _to = ctypes.POINTER
 _FUNCTIONS: dict[str, tuple[object, ...]] = {  # result type, then argument types
     "gaia_map": (_pointer, _to(_MapArgs), _size),
     "gaia_map_view": (_pointer, _to(_ViewArgs), _size),
-    "gaia_view_layout": (_int, _pointer, _size, _size, _to(_u64), _to(_u64)),
+    "gaia_view_layout": (_int, _pointer, _size, _size, _pointer, _to(_u64)),
     "gaia_info": (_int, _pointer, _to(Info), _size),
     "gaia_munmap": (_int, _pointer, _size),
     "gaia_drop": (None, _pointer, _size),
@@ -222,10 +222,10 @@ def layout(segments: array[int], align: int) -> tuple[list[int], int]:
     count.
     """
     n = len(segments) // 4
-    offsets, size = (_u64 * n)(), _u64()
-    if _library.gaia_view_layout(segments.buffer_info()[0], n, align, offsets, ctypes.byref(size)):
+    offsets, size = array("Q", bytes(8 * n)), _u64()
+    if _library.gaia_view_layout(segments.buffer_info()[0], n, align, offsets.buffer_info()[0], ctypes.byref(size)):
         raise _failure()
-    return list(offsets), size.value
+    return offsets.tolist(), size.value
 
 
 def map_view(

@@ -39,10 +39,7 @@ class Run(NamedTuple):
     dtype: DType
     shape: tuple[int, ...]
     parts: list[Part]
-
-    @property
-    def length(self) -> int:
-        return sum(p.length * p.rows for p in self.parts)
+    length: int  # of all parts
 
 
 def runs_of(parts: Mapping[str, Part], groups: Groups) -> list[Run]:
@@ -63,7 +60,7 @@ def runs_of(parts: Mapping[str, Part], groups: Groups) -> list[Run]:
 
 
 def _single(part: Part) -> Run:
-    return Run(part.tensor.name, part.tensor.dtype, part.shape, [part])
+    return Run(part.tensor.name, part.tensor.dtype, part.shape, [part], part.length * part.rows)
 
 
 def fits(group: Group, parts: Mapping[str, Part]) -> bool:
@@ -95,7 +92,8 @@ def _joined(name: str, group: Group, parts: Mapping[str, Part]) -> Run:
     if len(shapes) > 1:
         raise ValueError(f"tensor {shown(name)} cannot be stacked: its rows have the shapes {sorted(shapes)}")
     shape = shapes.pop()
-    return Run(name, first.tensor.dtype, (len(rows), *shape) if group.stacked else shape, members)
+    length = sum(part.length * part.rows for part in members)
+    return Run(name, first.tensor.dtype, (len(rows), *shape) if group.stacked else shape, members, length)
 
 
 def grouping(rules: Fuse) -> Callable[[Iterable[str]], Groups]:

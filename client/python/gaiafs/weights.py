@@ -8,6 +8,7 @@ import fnmatch
 import functools
 import itertools
 import os
+from array import array
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from .fusing import Fuse, Groups, Run, alignment, grouping, runs_of
 from .groups import acquire_windows
 from .safetensors import Header, Tensor, about, read_header, shards_of, shown
 from .shards import Part, ShardPlan, whole
-from .views import ALIGN, MAX_ROWS, MAX_SEGMENTS, Plan, close_all, plan
+from .views import ALIGN, MAX_ROWS, MAX_SEGMENTS, close_all
 from .window import Lease, Window
 
 Private = bool | str | Iterable[str]
@@ -111,7 +112,9 @@ class _Batch(NamedTuple):
     """A view, and the runs that it has."""
 
     runs: list[Run]
-    plan: Plan
+    segments: array[int]  # four numbers each
+    files: array[int]  # one number for each segment
+    align: int
     offsets: list[int]  # of the runs, in the view
     size: int
 
@@ -170,9 +173,7 @@ class _Maker:
                     raise Error(errno.EINTR) from None  # the caller was interrupted, so nobody sees this
                 mine.append(fd)
             for b in self.batches:
-                make = functools.partial(
-                    _core.map_view, mine, b.plan.segments, b.plan.files, b.plan.align, device, flags
-                )
+                make = functools.partial(_core.map_view, mine, b.segments, b.files, b.align, device, flags)
                 windows.append(Window(make, name, 0, b.size, False))
             for f, fd in zip(self.files, mine, strict=True):
                 if (size := os.fstat(fd).st_size) < f.header.size:
@@ -222,21 +223,27 @@ def _batches(runs: Iterable[Run], places: dict[str, int]) -> list[_Batch]:
 def _batch(runs: list[Run], places: dict[str, int]) -> _Batch:
     """Plans a view in which each run begins at a multiple of ALIGN. The parts of a run have no gaps between them."""
     align = alignment(runs, ALIGN)
-    segments: list[tuple[int, int, int, int, int]] = []
+    segments, files = array("Q"), array("I")
     first: list[int] = []
     at = 0
     for run in runs:
         if gap := -at % align:
             at += gap
         if gap := -at % ALIGN:
-            segments.append((0, gap, 0, 1, 0))  # a gap with arbitrary bytes
+            segments.extend((0, gap, 0, 1))  # a gap with arbitrary bytes
+            files.append(0)
             at += gap
-        first.append(len(segments))
-        segments += [(p.offset, p.length, p.stride, p.rows, places[p.tensor.name]) for p in run.parts if p.length]
+        first.append(len(files))
+        for p in run.parts:
+            if p.length:
+                segments.extend((p.offset, p.length, p.stride, p.rows))
+                files.append(places[p.tensor.name])
         at += run.length
-    of = plan(segments or [(0, 8)], max(places.values(), default=0) + 1, align)
-    offsets, size = _core.layout(of.segments, of.align)
-    return _Batch(runs, of, [offsets[i] for i in first], size)
+    if not files:
+        segments.extend((0, 8, 0, 1))
+        files.append(0)
+    offsets, size = _core.layout(segments, align)
+    return _Batch(runs, segments, files, align, [offsets[i] for i in first], size)
 
 
 @plain
