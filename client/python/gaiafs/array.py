@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from . import dlpack
-from .dtypes import UINT8, DType, numpy_dtype, torch_dtype
+from .dtypes import DType, numpy_dtype, torch_dtype
 
 if TYPE_CHECKING:
     from .copies import Copies
@@ -153,16 +153,24 @@ class Array:
             if not shape or shape[-1] % 2:
                 raise TypeError(f"PyTorch has {self.dtype} in pairs only, and the shape {list(shape)} ends in half of one")
             shape = (*shape[:-1], shape[-1] // 2)
-        if not self.nbytes:
+        nbytes = self.nbytes
+        if not nbytes:
             return torch.empty(shape, dtype=dtype, device=self.device)
         # These two ways into PyTorch keep a Python object alive, so the memory goes as soon as the last tensor does.
         # Neither has a read-only flag, and the first would warn about it.
         if self._lease.ordinal is None:
             flat = torch.frombuffer(_bytes(self), dtype=torch.uint8)
         else:
-            whole = Array(self._lease, self.ptr, UINT8, (self.nbytes,), readonly=False)
-            flat = torch.as_tensor(whole, device=self.device)
+            flat = torch.as_tensor(_Exported(self._lease, self.ptr, nbytes), device=self.device)
         return flat.view(dtype).view(shape)
+
+
+class _Exported:
+    """Bytes of a GPU's memory for PyTorch, which looks at the interface several times."""
+
+    def __init__(self, lease: Lease | Copies, ptr: int, n: int) -> None:
+        self._lease = lease
+        self.__cuda_array_interface__ = {"shape": (n,), "typestr": "|u1", "data": (ptr, False), "version": 3}
 
 
 def _bytes(a: Array) -> Any:
