@@ -312,13 +312,17 @@ func (c *Cache) Live() *live.Feed {
 // the mount can be used at once. A device frees this memory if nothing is loaded for a while. Close waits for Stage to
 // end.
 func (c *Cache) Stage(ctx context.Context) {
+	const files = 4 // as many as a large model has, for one device; several devices have one each
+	var devices []*device
 	for _, d := range c.devices {
-		if !d.info.CopyEngines {
-			continue
+		if d.info.CopyEngines {
+			devices = append(devices, d)
 		}
+	}
+	for _, d := range devices {
 		c.background.Go(func() {
 			start := time.Now()
-			if err := d.moves.Stage(ctx); err != nil {
+			if err := d.moves.Stage(ctx, max(1, files/len(devices))); err != nil {
 				c.log.Debug("no host memory for loads yet", "device", d.info.Ordinal, "error", err)
 				return
 			}

@@ -47,13 +47,12 @@ func (d *device) copyPieces(ctx context.Context, by copiers, toHost bool, pieces
 
 // copyBy runs f as a job of an idle copier. It waits for one until ctx ends.
 func (d *device) copyBy(ctx context.Context, by copiers, f func(c *copier) error) error {
-	select {
-	case c := <-by:
-		defer func() { by <- c }()
-		return d.run(ctx, c.lane, func() error { return f(c) })
-	case <-ctx.Done():
-		return ctx.Err()
+	c, err := receive(ctx, by, nil)
+	if err != nil {
+		return err
 	}
+	defer func() { by <- c }()
+	return d.run(ctx, c.lane, func() error { return f(c) })
 }
 
 // CopyIn writes whole words and more at a time. It is not for pages that another process may be storing into: use Patch

@@ -40,15 +40,29 @@ func (l *lane) do(ctx context.Context, f func() error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	select {
-	case <-l.turn:
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-l.gone:
-		return gpubackend.ErrClosed
+	if _, err := receive(ctx, l.turn, l.gone); err != nil {
+		return err
 	}
 	defer func() { l.turn <- struct{}{} }()
 	return l.here(f)
+}
+
+// receive waits for an element until ctx ends or gone is closed. It asks ctx for its channel only if it has to wait: for
+// requests of the kernel, that starts a goroutine.
+func receive[T any](ctx context.Context, from <-chan T, gone <-chan struct{}) (t T, err error) {
+	select {
+	case t = <-from:
+		return t, nil
+	default:
+	}
+	select {
+	case t = <-from:
+		return t, nil
+	case <-ctx.Done():
+		return t, ctx.Err()
+	case <-gone:
+		return t, gpubackend.ErrClosed
+	}
 }
 
 // here calls f with the context current, and leaves the thread without a context. A job must not call a job.

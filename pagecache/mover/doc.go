@@ -86,9 +86,10 @@
 //
 // # Locks
 //
-//	Fill.mu       which pieces are taken, read and sent. Under it home is asked what the host's page cache has, and a
-//	              Sharer for claims
-//	  inbox.mu    what others read for a Fill; also taken under their Fill.mu
+//	Fill.mu       which pieces are taken, read and sent. Under it home is asked what the host's page cache has
+//	  Fill.claimMu
+//	              what the Fill claims. Mostly taken without Fill.mu; a Sharer is asked under it
+//	    inbox.mu  what others read for a Fill; also taken under their claimMu
 //	Device.mu     what waits and what is in progress
 //	  Place.mu    the measured speed of a device or of the disk
 //

@@ -51,10 +51,12 @@ func readingCores() int { return runtime.GOMAXPROCS(0) * 3 / 4 }
 // in all read, they take turns on the cores, and what they read leaves a core's cache before the device copies it. Each
 // relay's link wants as many as the own link, and one more that waits for it.
 func (p *Fill) goroutines() int {
-	n := p.Device.sharers()
-	own := min((Readers()-senders+n-1)/n+senders, Readers())
+	own := goroutinesOf(p.Device.sharers())
 	return max(own, min(own*(1+p.beside), readingCores())) + p.beside
 }
+
+// goroutinesOf is how many goroutines work for the own link of one of n Fills.
+func goroutinesOf(n int) int { return min((Readers()-senders+n-1)/n+senders, Readers()) }
 
 // sharers is how many Fills bring bytes to the device, at least one.
 func (d *Device) sharers() int { return max(1, int(d.fills.Load())) }
@@ -116,9 +118,14 @@ type Fill struct {
 	began time.Time
 	paced atomic.Int64
 
+	// claimed has the pieces as claimed, if Into is a Sharer; nil from number claims on.
+	claimed []atomic.Pointer[Piece]
+	// claimMu is mostly taken without mu, so that nobody who brings a share waits for other Fills' claims.
+	claimMu sync.Mutex
+	claims  int // protected by claimMu
+
 	mu      sync.Mutex
 	readers int           // protected by mu; workers that have not left, including the caller
-	claimed []*Piece      // protected by mu; the pieces as claimed, if Into is a Sharer
 	next    int           // protected by mu; number of pieces taken by workers
 	advised int           // protected by mu; number of pieces asked for ahead
 	err     error         // protected by mu; the first error
@@ -141,6 +148,7 @@ func (p *Fill) Run(ctx context.Context, called *Crew) error {
 	p.Device.fills.Add(1)
 	defer p.Device.fills.Add(-1)
 	p.cold.Store(p.Cold)
+	p.startSharing()
 	if len(p.Pieces) > 0 {
 		p.From.Ask(p.Pieces[0].first())
 	}
@@ -171,8 +179,8 @@ func (p *Fill) Run(ctx context.Context, called *Crew) error {
 func (p *Fill) alone() {
 	p.mu.Lock()
 	p.next = 1
-	x := p.pieceLocked(0)
 	p.mu.Unlock()
+	x := p.piece(0)
 	if len(x.Steps) == 0 {
 		return // another Fill brings it
 	}
@@ -256,13 +264,17 @@ func (p *Fill) take(stays bool) (i int, x *Piece) {
 	}
 	p.busy++
 	for !p.overLocked() {
+		i := p.next
 		p.next++
-		if x := p.pieceLocked(p.next - 1); len(x.Steps) > 0 {
+		p.mu.Unlock()
+		x := p.piece(i)
+		p.mu.Lock()
+		if len(x.Steps) > 0 {
 			if p.readers < min(most, len(p.Pieces)-p.next) {
 				p.readers++
 				go p.work(false)
 			}
-			return p.next - 1, x
+			return i, x
 		}
 	}
 	p.sendLocked()

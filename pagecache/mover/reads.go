@@ -115,8 +115,11 @@ func (p *Fill) isWarm(i int) bool {
 // would make it wait, thereLocked starts to read it and those that follow.
 func (p *Fill) thereLocked(i int) bool {
 	x := &p.Pieces[i]
-	if p.claimed != nil && p.claimed[i] != nil {
-		if x = p.claimed[i]; len(x.Steps) == 0 {
+	if p.claimed != nil {
+		if c := p.claimed[i].Load(); c != nil {
+			x = c
+		}
+		if len(x.Steps) == 0 {
 			return true
 		}
 	}
@@ -263,7 +266,7 @@ func (p *Fill) readAheadLocked(i int) {
 	reads := p.Reads
 	to := min(i+max(DirectReads/p.Device.sharers(), leastAhead), len(p.Pieces))
 	for k := max(p.advised, i); k < to; k++ {
-		x := p.pieceLocked(k)
+		x := p.piece(k)
 		if len(x.Steps) == 0 || reads.under[x.first()] != nil || x.held {
 			continue
 		}

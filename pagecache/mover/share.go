@@ -25,7 +25,7 @@ import (
 type Sharer interface {
 	Target
 	// Claim returns, for each piece, the pages that nobody brings yet, which the caller must read, and the shares of
-	// others in them. It is called with the Fill's lock held, before the reads begin.
+	// others in them. It is called before the reads begin. Calls for one Fill do not overlap.
 	Claim(pieces [][]page.Range) []Claim
 	// Return says that pages that were offered to the Fill will not be brought.
 	Return(pages []page.Range)
@@ -110,32 +110,42 @@ func (b *inbox) took(bytes int64) {
 	b.sent = time.Now()
 }
 
-// pieceLocked returns piece i as it is to be read. If other Fills may bring parts of it, the first call claims it; then
-// it has no steps if nothing is left to read.
-func (p *Fill) pieceLocked(i int) *Piece {
-	of, ok := p.Into.(Sharer)
-	if !ok {
-		return &p.Pieces[i]
+// startSharing prepares claims.
+func (p *Fill) startSharing() {
+	if _, ok := p.Into.(Sharer); ok {
+		p.claimed = make([]atomic.Pointer[Piece], len(p.Pieces))
 	}
-	if p.claimed == nil {
-		p.claimed = make([]*Piece, len(p.Pieces))
-	}
-	if p.claimed[i] == nil {
-		p.claimLocked(of, i)
-	}
-	return p.claimed[i]
 }
 
-// claimLocked claims piece i and some that follow.
-func (p *Fill) claimLocked(of Sharer, i int) {
-	var pieces [][]page.Range
-	for n := i + max(min(len(p.Pieces)/leastClaims, mostClaimed), 1); i+len(pieces) < min(n, len(p.Pieces)); {
-		pieces = append(pieces, p.Pieces[i+len(pieces)].ranges())
+// piece returns piece i as it is to be read. If other Fills may bring parts of it, the first call claims it, and all
+// before it; then it has no steps if nothing is left to read.
+func (p *Fill) piece(i int) *Piece {
+	if p.claimed == nil {
+		return &p.Pieces[i]
 	}
-	for k, c := range of.Claim(pieces) {
+	if x := p.claimed[i].Load(); x != nil {
+		return x
+	}
+	p.claimMu.Lock()
+	defer p.claimMu.Unlock()
+	for p.claims <= i {
+		p.claim()
+	}
+	return p.claimed[i].Load()
+}
+
+// claim claims the next pieces. The caller holds claimMu.
+func (p *Fill) claim() {
+	n := min(max(min(len(p.Pieces)/leastClaims, mostClaimed), 1), len(p.Pieces)-p.claims)
+	pieces := make([][]page.Range, n)
+	for k := range pieces {
+		pieces[k] = p.Pieces[p.claims+k].ranges()
+	}
+	for _, c := range p.Into.(Sharer).Claim(pieces) {
 		x := &Piece{shares: c.Shares}
 		x.setPages(c.Pages)
-		p.claimed[i+k] = x
+		p.claimed[p.claims].Store(x)
+		p.claims++
 	}
 }
 
@@ -273,11 +283,8 @@ func (p *Fill) endSharing() {
 	if !ok {
 		return
 	}
-	p.mu.Lock()
-	claimed := p.claimed
-	p.mu.Unlock()
-	for _, x := range claimed { // after an error, some were not read
-		if x != nil {
+	for i := range p.claimed {
+		if x := p.claimed[i].Load(); x != nil { // after an error, some were not read
 			x.withdraw()
 		}
 	}

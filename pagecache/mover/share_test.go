@@ -319,3 +319,16 @@ func TestPackLeavesALentBuffer(t *testing.T) {
 		x.giveBack()
 	}
 }
+
+// Workers may ask for their pieces in any order. Each piece is claimed once.
+func TestPiecesInAnyOrder(t *testing.T) {
+	p := newRankFills(t, ranks<<21).targets[0].fill
+	p.startSharing()
+	last := len(p.Pieces) - 1
+	require.Greater(t, last, 2)
+	for _, i := range []int{last - 1, 0, last, 1, 0} {
+		x := p.piece(i)
+		require.NotEmpty(t, x.Steps, i)
+		require.Equal(t, p.Pieces[i].first(), x.first())
+	}
+}

@@ -2,10 +2,10 @@ package mover
 
 import "context"
 
-// Stage makes the device allocate the host memory that large Fills of a few files read into, and keep it for the first
-// Fills. That takes tens of milliseconds if the memory is page-locked. It blocks, and ends with ctx.
-func (d *Device) Stage(ctx context.Context) error {
-	most := 2 * (Readers()*PieceBytes + senders*callBytes)
+// Stage makes the device allocate the host memory that so many large Fills read into, and keep it for the first Fills.
+// Page-locked memory takes about a millisecond for 2 MiB. It blocks, and ends with ctx.
+func (d *Device) Stage(ctx context.Context, fills int) error {
+	most := fills * (goroutinesOf(fills)*PieceBytes + senders*callBytes)
 	for n := 0; n < most && ctx.Err() == nil; n += PieceBytes {
 		_, giveBack, err := d.dev.HostBuffer(PieceBytes)
 		if err != nil {

@@ -12,11 +12,11 @@ import (
 
 func TestStage(t *testing.T) {
 	f := newFiller(t, 4<<20)
-	require.NoError(t, f.moves.Stage(t.Context()))
+	require.NoError(t, f.moves.Stage(t.Context(), 2))
 	broken := errors.New("no host memory")
 	f.dev.Fail(faulty.HostBuffer, 2, broken)
-	require.ErrorIs(t, f.moves.Stage(t.Context()), broken)
+	require.ErrorIs(t, f.moves.Stage(t.Context(), 2), broken)
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
-	require.ErrorIs(t, f.moves.Stage(ctx), context.Canceled)
+	require.ErrorIs(t, f.moves.Stage(ctx, 2), context.Canceled)
 }
