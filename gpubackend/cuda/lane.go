@@ -47,8 +47,8 @@ func (l *lane) do(ctx context.Context, f func() error) error {
 	return l.here(f)
 }
 
-// receive waits for an element until ctx ends or gone is closed. It asks ctx for its channel only if it has to wait: for
-// requests of the kernel, that starts a goroutine.
+// receive waits for an element until ctx ends or gone is closed. It asks ctx for its channel only if it has to wait,
+// because that starts a goroutine for a request of the kernel.
 func receive[T any](ctx context.Context, from <-chan T, gone <-chan struct{}) (t T, err error) {
 	select {
 	case t = <-from:
