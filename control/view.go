@@ -67,8 +67,8 @@ func (v version) decodeMapView(body []byte) (r mapViewRequest, err error) {
 	return r, nil
 }
 
-// serveMapView makes a mapping of a view, and sends it with its descriptors. The client maps the memory while the bytes
-// come. After the last bytes it gets a frame without extents, or the error.
+// serveMapView makes a mapping of a view, and sends it with its descriptors. The client imports the memory while the
+// bytes come. After the last bytes it gets a frame without extents, or the error.
 func (s *session) serveMapView(id requestID, r mapViewRequest) {
 	m, reply, err := s.openView(r)
 	if err != nil {

@@ -58,10 +58,11 @@ func (c *Cache) MapView(ctx context.Context, sources []Source, req ViewRequest) 
 	return m, nil
 }
 
-// OpenView is MapView without the bytes, so that a client maps the memory while Fill brings them. The caller calls Fill
-// next, unless the request is lazy: other views of the file may be waiting for it. It blocks on homes, on the device,
-// and on evictions. Errors: EINVAL (segments, alignment), EOVERFLOW (past the largest file), EACCES (a descriptor does
-// not allow reading), ENODEV, ENOMEM (budget, or host memory for the list of segments), ESHUTDOWN, and errors of homes.
+// OpenView is MapView without the bytes, so that a client imports the memory while Fill brings them. The caller calls
+// Fill next, unless the request is lazy: other views of the file may be waiting for it. It blocks on homes, on the
+// device, and on evictions. Errors: EINVAL (segments, alignment), EOVERFLOW (past the largest file), EACCES (a
+// descriptor does not allow reading), ENODEV, ENOMEM (budget, or host memory for the list of segments), ESHUTDOWN, and
+// errors of homes.
 func (c *Cache) OpenView(ctx context.Context, sources []Source, req ViewRequest) (*ViewMapping, error) {
 	dev, err := c.device(gpubackend.Kind(req.Kind), req.Device, req.UUID)
 	if err != nil {

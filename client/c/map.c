@@ -16,29 +16,14 @@ struct map_request {
 	const struct gaia_map_args *args;
 	int kind;   /* as asked for */
 	bool known; /* MAPPED has come */
-	bool laid;  /* all extents have come and are mapped; a view's bytes may still be coming */
 	uint32_t extents, got;
 	int64_t next; /* the file offset at which the next extent begins, once one has come */
 };
-
-/* lay makes the memory usable once all extents have come. */
-static int lay(struct map_request *r, struct gaiafs_fail *f)
-{
-	struct gaiafs_mapping *m = r->m;
-
-	if (r->laid || r->got != r->extents)
-		return 0;
-	if (!m->movable && r->next < (int64_t)(m->off + m->size))
-		return gaiafs_failed(f, EPROTO, "the extents do not cover the mapping");
-	r->laid = true;
-	return m->kind->finish(m, r->args->address, f);
-}
 
 static int take_mapped(struct map_request *r, const struct gaiafs_frame *frame, struct gaiafs_fail *f)
 {
 	const struct gaiafs_kind *kind;
 	struct gaiafs_mapped reply;
-	int err;
 
 	if (r->known || !gaiafs_get_mapped(frame->body, frame->body_len, gaiafs_conn_version(r->m->conn), &reply) ||
 	    (r->m->view != NULL && reply.size != (int64_t)r->m->len))
@@ -63,8 +48,7 @@ static int take_mapped(struct map_request *r, const struct gaiafs_frame *frame, 
 		r->m->flags |= GAIA_MAP_MOVABLE;
 	if (r->args->flags & GAIA_MAP_HOLD)
 		r->m->kind = &gaiafs_held_kind;
-	err = r->m->kind->begin(r->m, r->args->address, (int)(uint32_t)r->args->flags, f);
-	return err != 0 ? err : lay(r, f);
+	return r->m->kind->begin(r->m, r->args->address, (int)(uint32_t)r->args->flags, f);
 }
 
 /* place takes an extent, which must begin where the one before it ended. */
@@ -99,7 +83,7 @@ static int take_extents(struct map_request *r, const struct gaiafs_frame *frame,
 		if (err != 0)
 			return err;
 	}
-	return lay(r, f);
+	return 0;
 }
 
 static int take_map(struct gaiafs_request *request, const struct gaiafs_frame *frame, struct gaiafs_fail *f)
@@ -127,7 +111,11 @@ static int kind_for(const struct gaiafs_mapping *m, int kind)
 	return kind == GAIA_KIND_CUDA && !gpus && emulated != NULL && strcmp(emulated, "1") == 0 ? GAIA_KIND_ANY : kind;
 }
 
-/* ask_for sends MAP for m and has its extents mapped, while the daemon brings the bytes of a view. */
+/*
+ * ask_for sends MAP for m and has its extents mapped. A view's extents come before its bytes, and are imported
+ * meanwhile. A GPU's extents get their addresses when the bytes are there: if these fail, there is nothing that kernels
+ * could be using.
+ */
 static int ask_for(struct gaiafs_mapping *m, const uint8_t token[GAIAFS_TOKEN], uint32_t map_flags,
 	struct map_request *r, struct gaiafs_fail *f)
 {
@@ -164,7 +152,9 @@ static int ask_for(struct gaiafs_mapping *m, const uint8_t token[GAIAFS_TOKEN], 
 		*f = r->request.fail;
 		return f->errnum;
 	}
-	return r->laid ? 0 : gaiafs_failed(f, EPROTO, "the daemon did not send all extents of the mapping");
+	if (r->got != r->extents || (!m->movable && r->next < (int64_t)(m->off + m->size)))
+		return gaiafs_failed(f, EPROTO, "the extents do not cover the mapping");
+	return m->kind->finish(m, r->args->address, f);
 }
 
 /*
