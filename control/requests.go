@@ -223,15 +223,7 @@ func (s *session) serveMap(id requestID, r mapRequest) {
 func (s *session) sendMapping(id requestID, m *openMap, reply mapped, last bool) bool {
 	all := m.Extents()
 	reply.extents = uint32(len(all))
-	more := func(sent int) uint16 {
-		if last && sent == len(all) {
-			s.forget(id)
-			return 0
-		}
-		return flagMore
-	}
-	if s.send(appendFrame(nil, typeMapped, more(0), id, reply.append), nil) != nil {
-		s.forget(id)
+	if !s.sendPart(id, typeMapped, last && len(all) == 0, reply.append, nil) {
 		return false
 	}
 	for first := 0; first < len(all); first += maxExtents {
@@ -242,11 +234,28 @@ func (s *session) sendMapping(id requestID, m *openMap, reply mapped, last bool)
 			e.places[i] = extentPlace{x.Offset, x.Size, reply.kind, tierDevice, 1}
 			files[i] = x.Descriptor
 		}
-		body := func(b []byte) []byte { return e.append(b, s.version) }
-		if s.send(appendFrame(nil, typeExtents, more(first+len(part)), id, body), files) != nil {
-			s.forget(id)
+		if !s.sendExtents(id, e, files, last && first+len(part) == len(all)) {
 			return false
 		}
+	}
+	return true
+}
+
+func (s *session) sendExtents(id requestID, e extents, files []*os.File, last bool) bool {
+	return s.sendPart(id, typeExtents, last, func(b []byte) []byte { return e.append(b, s.version) }, files)
+}
+
+// sendPart sends a frame of a longer answer, and reports whether it could. Like answer, it frees the request id before
+// it sends the last frame.
+func (s *session) sendPart(id requestID, typ frameType, last bool, body func([]byte) []byte, files []*os.File) bool {
+	more := uint16(flagMore)
+	if last {
+		more = 0
+		s.forget(id)
+	}
+	if s.send(appendFrame(nil, typ, more, id, body), files) != nil {
+		s.forget(id)
+		return false
 	}
 	return true
 }

@@ -84,9 +84,7 @@ func (s *session) serveMapView(id requestID, r mapViewRequest) {
 		s.finish(id, err) // the client gives the mapping back
 		return
 	}
-	s.forget(id)
-	e := extents{first: uint32(len(m.Extents()))}
-	_ = s.send(appendFrame(nil, typeExtents, 0, id, func(b []byte) []byte { return e.append(b, s.version) }), nil)
+	s.sendExtents(id, extents{first: uint32(len(m.Extents()))}, nil, true)
 }
 
 // openView redeems all tokens, even if one is invalid, and adds a mapping of a view to the session. The caller holds
@@ -117,7 +115,6 @@ func (s *session) openView(r mapViewRequest) (*openMap, mapped, error) {
 			Segments:  r.segments,
 			Alignment: r.alignment,
 			Lazy:      r.flags&mapLazy != 0,
-			Launder:   r.flags&mapLaunder != 0,
 			User:      s.who.Uid,
 			Limited:   s.ordinary,
 			Cgroup:    s.cgroup,

@@ -312,7 +312,7 @@ func (c *Cache) Live() *live.Feed {
 // the mount can be used at once. A device frees this memory if nothing is loaded for a while. Close waits for Stage to
 // end.
 func (c *Cache) Stage(ctx context.Context) {
-	const files = 4 // as many as a large model has, for one device; several devices have one each
+	const files = 4 // that are loaded at once; several devices have memory for fewer files each
 	var devices []*device
 	for _, d := range c.devices {
 		if d.info.CopyEngines {

@@ -84,7 +84,8 @@ func loopDevices(mountpoint string) (users []user) {
 		file, err := os.ReadFile(name)
 		if err == nil && strings.HasPrefix(string(file), mountpoint+"/") {
 			device := "/dev/" + filepath.Base(filepath.Dir(filepath.Dir(name)))
-			users = append(users, user{what: "loop device " + device + " on " + strings.TrimSuffix(string(file), "\n"), loop: true})
+			what := "loop device " + device + " on " + strings.TrimSuffix(string(file), "\n")
+			users = append(users, user{what: what, loop: true})
 		}
 	}
 	return users

@@ -118,11 +118,11 @@ type Fill struct {
 	began time.Time
 	paced atomic.Int64
 
-	// claimed has the pieces as claimed, if Into is a Sharer; nil from number claims on.
+	// claimed has the pieces as claimed, if Into is a Sharer. Those that are not claimed yet are nil.
 	claimed []atomic.Pointer[Piece]
 	// claimMu is mostly taken without mu, so that nobody who brings a share waits for other Fills' claims.
 	claimMu sync.Mutex
-	claims  int // protected by claimMu
+	claims  int // how many pieces are claimed; protected by claimMu
 
 	mu      sync.Mutex
 	readers int           // protected by mu; workers that have not left, including the caller

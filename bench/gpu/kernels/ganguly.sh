@@ -172,7 +172,8 @@ transfers() {
 		sleep 1
 		echo -n "$discipline: " && "$work/transfers" read "$work/m/u" 128
 		wait
-		awk '{ s += $2; m += $5; u += $8 } END { printf "  the seven %.2f GB/s, map %.1f ms, unmap %.1f ms\n", s, m / NR, u / NR }' "$work"/out.*
+		awk '{ s += $2; m += $5; u += $8 }
+			END { printf "  the seven %.2f GB/s, map %.1f ms, unmap %.1f ms\n", s, m / NR, u / NR }' "$work"/out.*
 		rm -f "$work"/out.*
 	done
 	umount
