@@ -23,6 +23,8 @@ var (
 	ErrInUse = errors.New("device memory still allocated")
 	// ErrNoPeer means that a device cannot copy directly from another device's memory.
 	ErrNoPeer = errors.New("no direct way between the devices")
+	// ErrHostGone means that CopyIn could not read host memory: it shows a file that has become shorter.
+	ErrHostGone = errors.New("the host memory shows a file that has become shorter")
 	// ErrClosed means that a device was used after Close.
 	ErrClosed = errors.New("device closed")
 )
@@ -165,6 +167,12 @@ type Device interface {
 	// HostBuffer returns n bytes of the host memory that is fastest for copies, and the function that gives them back.
 	// Copies accept any other host memory too.
 	HostBuffer(n int) (buf []byte, giveBack func(), err error)
+	// LockHost page-locks mem, which begins and ends at pages of the host, and may be mapped for reading only: the
+	// pages of a file. All devices of the same kind then copy from it as from a HostBuffer, and only CopyIn may use it.
+	// Pages that the file loses meanwhile are copied as they were, or CopyIn fails with ErrHostGone. The caller unmaps
+	// mem after unlock, which it calls once. LockHost blocks on the file. It fails if the device or the host does not
+	// allow it.
+	LockHost(mem []byte) (unlock func() error, err error)
 
 	// Close frees the device. It fails with ErrInUse, and changes nothing, while some Memory is not freed. Every later
 	// call, Close included, fails with ErrClosed, except Info, Key and Used.

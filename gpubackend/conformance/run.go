@@ -39,6 +39,7 @@ func Run(t *testing.T, open func(t *testing.T) gpubackend.Device, allowed ...All
 		{"FreeBesideCalls", testFreeBesideCalls},
 		{"Close", testClose},
 		{"HostBuffer", testHostBuffer},
+		{"LockHost", testLockHost},
 		{"Copies", testCopies},
 		{"CopiesAcrossBatches", testCopiesAcrossBatches},
 		{"CopiesOfManyBuffers", testCopiesOfManyBuffers},

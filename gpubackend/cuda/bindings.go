@@ -35,7 +35,8 @@ const (
 	eventBlocking         = 1 // CU_EVENT_BLOCKING_SYNC
 	eventNoTiming         = 2 // CU_EVENT_DISABLE_TIMING
 	streamNonBlocking     = 1
-	hostPortable          = 1 // CU_MEMHOSTALLOC_PORTABLE
+	hostPortable          = 1 // CU_MEMHOSTALLOC_PORTABLE and CU_MEMHOSTREGISTER_PORTABLE
+	hostReadOnly          = 8 // CU_MEMHOSTREGISTER_READ_ONLY
 	handlePOSIX           = 1 // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 	granularityMinimum    = 0
 	accessRead            = 1
@@ -137,6 +138,8 @@ type driver struct {
 	memFree             func(a address) result
 	memHostAlloc        func(p *unsafe.Pointer, n uintptr, flags uint32) result
 	memFreeHost         func(p unsafe.Pointer) result
+	memHostRegister     func(p unsafe.Pointer, n uintptr, flags uint32) result
+	memHostUnregister   func(p unsafe.Pointer) result
 	memcpyHtoDAsync     func(to, from address, n uintptr, s streamHandle) result
 	memcpyDtoHAsync     func(to, from address, n uintptr, s streamHandle) result
 	memcpyDtoDAsync     func(to, from address, n uintptr, s streamHandle) result
@@ -199,6 +202,8 @@ func (d *driver) functions() []function {
 		{"cuMemFree_v2", &d.memFree, false},
 		{"cuMemHostAlloc", &d.memHostAlloc, false},
 		{"cuMemFreeHost", &d.memFreeHost, false},
+		{"cuMemHostRegister_v2", &d.memHostRegister, false},
+		{"cuMemHostUnregister", &d.memHostUnregister, false},
 		{"cuMemcpyHtoDAsync_v2", &d.memcpyHtoDAsync, false},
 		{"cuMemcpyDtoHAsync_v2", &d.memcpyDtoHAsync, false},
 		{"cuMemcpyDtoDAsync_v2", &d.memcpyDtoDAsync, false},

@@ -43,7 +43,7 @@ type device struct {
 	mu       sync.Mutex
 	budget   int64 // protected by mu
 	used     int64 // protected by mu
-	memories int   // protected by mu; Memory not freed, or being allocated
+	memories int   // protected by mu; Memory and locks of LockHost that are not freed, or being made
 	closed   bool  // protected by mu
 }
 
@@ -234,13 +234,9 @@ func (d *device) AllocHost(size int64) (gpubackend.Memory, error) {
 		return nil, fmt.Errorf("%w: %d bytes are not a positive multiple of %d", gpubackend.ErrRange, size,
 			d.info.Granularity)
 	}
-	d.mu.Lock()
-	if d.closed {
-		d.mu.Unlock()
-		return nil, gpubackend.ErrClosed
+	if err := d.begin(); err != nil {
+		return nil, err
 	}
-	d.memories++
-	d.mu.Unlock()
 	m := &memory{dev: d, size: size, host: true}
 	if err := d.run(context.Background(), m.lane(), m.create); err != nil {
 		d.giveBack(0)

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/mapped"
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
@@ -161,7 +162,7 @@ func (g *fake) move(to, from address, n uintptr) result {
 	if dst == nil || src == nil {
 		return illegalAddress
 	}
-	copy(dst, src)
+	mapped.Try(func() { copy(dst, src) }) // a GPU keeps locked pages when their file becomes shorter
 	return success
 }
 
@@ -178,9 +179,11 @@ func (g *fake) moveRows(x *copyRows) result {
 	if to == nil || from == nil || x.to.kind == x.from.kind {
 		return illegalAddress
 	}
-	for i := range x.height {
-		copy(to[i*x.to.pitch:][:x.width], from[i*x.from.pitch:][:x.width])
-	}
+	mapped.Try(func() {
+		for i := range x.height {
+			copy(to[i*x.to.pitch:][:x.width], from[i*x.from.pitch:][:x.width])
+		}
+	})
 	return success
 }
 

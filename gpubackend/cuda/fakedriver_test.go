@@ -159,6 +159,24 @@ func (g *fake) bindMemory(d *driver) {
 	d.memFreeHost = func(p unsafe.Pointer) result {
 		return g.call("cuMemFreeHost", true, func() result { return forget(g.host, hostAddress(p)) })
 	}
+	d.memHostRegister = func(p unsafe.Pointer, n uintptr, flags uint32) result {
+		return g.call("cuMemHostRegister", true, func() result {
+			if flags != hostPortable|hostReadOnly || uintptr(p)%pageSize != 0 || n%pageSize != 0 {
+				return invalidValue
+			}
+			g.host[hostAddress(p)] = unsafe.Slice((*byte)(p), n)
+			return success
+		})
+	}
+	d.memHostUnregister = func(p unsafe.Pointer) result {
+		return g.call("cuMemHostUnregister", true, func() result {
+			if _, ok := g.host[hostAddress(p)]; !ok {
+				return invalidValue
+			}
+			delete(g.host, hostAddress(p))
+			return success
+		})
+	}
 	d.memcpyHtoDAsync = func(to, from address, n uintptr, s streamHandle) result {
 		return g.call("cuMemcpyHtoDAsync", true, func() result {
 			g.uploaded += int(n)

@@ -3,10 +3,12 @@ package emulated
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/mapped"
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
@@ -134,7 +136,16 @@ func inBundles(ctx context.Context, parts []part, one func(mem, host []byte)) er
 // CopyIn is a plain copy with wide stores. It is not for pages that another process may be storing into: use Patch
 // there.
 func (d *device) CopyIn(ctx context.Context, pieces []gpubackend.Copy) error {
-	return d.copyPieces(ctx, pieces, func(mem, host []byte) { copy(mem, host) })
+	var gone atomic.Bool
+	err := d.copyPieces(ctx, pieces, func(mem, host []byte) {
+		if !mapped.Try(func() { copy(mem, host) }) {
+			gone.Store(true)
+		}
+	})
+	if err == nil && gone.Load() {
+		return gpubackend.ErrHostGone
+	}
+	return err
 }
 
 // CopyOut reads memory that other processes may be storing into. Each byte is one that the memory had during the call;

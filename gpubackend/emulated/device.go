@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -54,7 +55,7 @@ type device struct {
 	mu       sync.Mutex
 	budget   int64 // protected by mu
 	used     int64 // protected by mu; that of lingering included
-	memories int   // protected by mu; Memory not freed
+	memories int   // protected by mu; Memory and locks of LockHost that are not freed
 	closed   bool  // protected by mu
 	// lingering has memory that was freed and that other processes still have. Protected by mu.
 	lingering []*memory
@@ -254,6 +255,20 @@ func (d *device) HostBuffer(n int) ([]byte, func(), error) {
 	}
 	buf, giveBack := d.buffers.get(n)
 	return buf, giveBack, nil
+}
+
+// LockHost locks nothing: the host's processors copy from any memory alike.
+func (d *device) LockHost(mem []byte) (unlock func() error, err error) {
+	if host := unix.Getpagesize(); len(mem) == 0 || (int(uintptr(unsafe.Pointer(&mem[0])))|len(mem))%host != 0 {
+		return nil, fmt.Errorf("%w: %d bytes are not pages of the host", gpubackend.ErrRange, len(mem))
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return nil, gpubackend.ErrClosed
+	}
+	d.memories++
+	return func() error { d.giveBack(0); return nil }, nil
 }
 
 func (d *device) isClosed() bool {

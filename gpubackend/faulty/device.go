@@ -25,6 +25,7 @@ const (
 	Digests
 	Modified
 	HostBuffer
+	LockHost
 	Export
 	Free
 	ops
@@ -33,8 +34,7 @@ const (
 func (o Op) String() string {
 	return [...]string{
 		"Alloc", "AllocHost", "CopyIn", "CopyOut", "CopyPeer", "Zero", "Patch", "Digests", "Modified", "HostBuffer",
-		"Export",
-		"Free",
+		"LockHost", "Export", "Free",
 	}[o]
 }
 
@@ -304,6 +304,14 @@ func (d *Device) HostBuffer(n int) (buf []byte, giveBack func(), err error) {
 	d.sizes[n]++
 	d.mu.Unlock()
 	return d.inner.HostBuffer(n)
+}
+
+// LockHost is the Op of that name.
+func (d *Device) LockHost(mem []byte) (unlock func() error, err error) {
+	if err := d.enter(context.Background(), LockHost); err != nil {
+		return nil, err
+	}
+	return d.inner.LockHost(mem)
 }
 
 // BufferSizes returns the sizes that HostBuffer was asked for since the last call, and how often.

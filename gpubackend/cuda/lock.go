@@ -1,0 +1,55 @@
+package cuda
+
+import (
+	"fmt"
+	"unsafe"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+)
+
+// LockHost registers the memory with the driver, for all GPUs. The driver pins the pages, so a file that becomes
+// shorter keeps them until unlock. Registering reads what is missing from the file, so it is no job of a lane.
+func (d *device) LockHost(mem []byte) (unlock func() error, err error) {
+	p := pinned{base: unsafe.Pointer(unsafe.SliceData(mem)), size: len(mem)}
+	if p.size == 0 || (uintptr(p.base)|uintptr(p.size))%pageSize != 0 {
+		return nil, fmt.Errorf("%w: %d bytes at %p are not pages of the host", gpubackend.ErrRange, p.size, p.base)
+	}
+	if err := d.begin(); err != nil {
+		return nil, err
+	}
+	err = d.beside(func() error {
+		return d.drv.check("cuMemHostRegister", d.drv.memHostRegister(p.base, uintptr(p.size),
+			hostPortable|hostReadOnly))
+	})
+	if err != nil {
+		d.giveBack(0)
+		return nil, err
+	}
+	locked.add(p)
+	return func() error {
+		defer d.giveBack(0)
+		locked.forget(p)
+		return d.beside(func() error {
+			return d.drv.check("cuMemHostUnregister", d.drv.memHostUnregister(p.base))
+		})
+	}, nil
+}
+
+// begin counts memory that is not freed and takes nothing of the budget. giveBack(0) ends that.
+func (d *device) begin() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return gpubackend.ErrClosed
+	}
+	d.memories++
+	return nil
+}
+
+// beside runs f with the device's context current, unless the device is lost. It does not wait for the jobs of lanes.
+func (d *device) beside(f func() error) error {
+	if err := d.lost(); err != nil {
+		return err
+	}
+	return d.allocLane.here(f)
+}
