@@ -18,6 +18,8 @@ const (
 	FileWarm    FileOperation = 2
 	FileVerify  FileOperation = 3
 	FileEvict   FileOperation = 4
+	// FileLock locks the pages of a file that is pinned on the host.
+	FileLock FileOperation = 5
 )
 
 // allDevices in a FILE means every device. Only FileEvict allows it.
@@ -109,7 +111,7 @@ func (s *session) askFile(r fileRequest) ([]byte, error) {
 		return nil, failure(syscall.ENOTSUP, "this server does not answer requests about files")
 	case !src.Readable():
 		return nil, failure(syscall.EACCES, "%s is not open for reading", src.Name())
-	case r.operation < FileInspect || r.operation > FileEvict:
+	case r.operation < FileInspect || r.operation > FileLock:
 		return nil, failure(syscall.EINVAL, "operation %d on files is not known", r.operation)
 	case r.operation == FileEvict && s.ordinary:
 		return nil, failure(syscall.EPERM, "only root and the user who mounted may evict files")

@@ -14,6 +14,7 @@ var (
 	_ pagecache.Source        = (*openFile)(nil)
 	_ pagecache.HomeReader    = (*openFile)(nil)
 	_ pagecache.DirectReader  = (*home)(nil)
+	_ pagecache.MappedHome    = (*home)(nil)
 	_ pagecache.TimedHome     = (*home)(nil)
 	_ pagecache.TimedPages    = kernelPages{}
 	_ pagecache.Guarded       = (*home)(nil)
@@ -172,6 +173,12 @@ func (h *home) WriteAt(p []byte, off int64) (int, error) {
 
 // Writable implements pagecache.Home.
 func (h *home) Writable() bool { return h.writable }
+
+// Map implements pagecache.MappedHome.
+func (h *home) Map(n int64) (mem []byte, unmap func() error, err error) {
+	mem, err = unix.Mmap(h.fd, 0, int(n), unix.PROT_READ, unix.MAP_SHARED)
+	return mem, func() error { return unix.Munmap(mem) }, err
+}
 
 // Signature implements pagecache.Home.
 func (h *home) Signature() (pagecache.Signature, error) {

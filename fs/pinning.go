@@ -60,7 +60,7 @@ func (fs *fileSystem) evictNode(cancel <-chan struct{}, in *fuse.SetXAttrIn, n *
 		return fuse.EPERM
 	case !n.isRegular():
 		return fuse.Status(syscall.EISDIR)
-	case !p.Any():
+	case !p.OnDevices():
 		return fuse.EINVAL
 	}
 	devices := p.Devices

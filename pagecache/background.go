@@ -104,10 +104,11 @@ func (f *File) collectDue(ctx context.Context) {
 		return
 	}
 	f.untrackIdleLocked()
+	f.relockDue(ctx)
 	if home, ok := f.home.(RemovableHome); ok && !f.orphan && home.Removed() {
 		f.orphan = true // it was removed directly in SOURCE
-		f.dropIdleLocked()
 	}
+	f.dropIdleLocked()
 }
 
 // refreshAll brings replicas up to date so that their base copies are no longer needed. A program may then see another

@@ -115,10 +115,11 @@ type Cache struct {
 	leastPeer int64 // immutable; tests lower it
 	// leastParallel is the constant of that name. Immutable; tests lower it.
 	leastParallel int64
-	// leastFlight is the number of pages that a read must fetch from devices before they fly. landPause is the constant
-	// of that name unless a test changes it. Both are immutable.
+	// leastFlight is the number of pages that a read must fetch from devices before they fly. landPause and relockAfter
+	// are the constants of these names unless a test changes them. All are immutable.
 	leastFlight int64
 	landPause   time.Duration
+	relockAfter time.Duration
 	// gather is gatherTime unless a test changes it. Immutable.
 	gather func(size int64) time.Duration
 	// noPeer is the set of devicePairs that turned out to have no direct path.
@@ -159,6 +160,7 @@ type deviceMemory interface {
 	Digests(ctx context.Context, mem gpubackend.Memory, off int64, out []gpubackend.Digest) error
 	Modified(ctx context.Context, scans []gpubackend.Scan) ([][]page.Range, error)
 	HostBuffer(n int) (buf []byte, giveBack func(), err error)
+	LockHost(mem []byte) (unlock func() error, err error)
 	Close() error
 }
 
@@ -207,6 +209,7 @@ func New(o Options) (*Cache, error) {
 		gather:        gatherTime,
 		leastFlight:   leastFlightFor(o.DeviceReads),
 		landPause:     landPause,
+		relockAfter:   relockAfter,
 		writeBack:     o.WriteBack,
 
 		stuckAfter: cmp.Or(o.stuckAfter, defaultStuckAfter),
@@ -224,6 +227,7 @@ func New(o Options) (*Cache, error) {
 		hold:     pendingHold{begin: o.Hold},
 	}
 	c.memory.limit, c.pinned = o.HostMemory, residency.NewPinned(o.PinnedMemory)
+	c.pinned.SetShare(cmp.Or(o.UserShare, 1))
 	seen := make(map[int]bool)
 	for _, d := range o.Devices {
 		info := d.Info()

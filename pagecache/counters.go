@@ -12,8 +12,10 @@ import (
 type Counters struct {
 	Maps, Acquires, Releases, ReleasedPages          atomic.Int64
 	Fills, FilledPages, RefreshedPages, PatchedPages atomic.Int64
-	CachedPages, DirectPages, BufferedPages          atomic.Int64
-	PrefetchedPages                                  atomic.Int64
+	// LockedPages counts pages of home that devices copied from where they are locked, the others those that were read
+	// from the host's page cache, past it, and through it.
+	LockedPages, CachedPages, DirectPages, BufferedPages atomic.Int64
+	PrefetchedPages                                      atomic.Int64
 	// ViewPages counts pages of files that were copied to views.
 	ViewPages                            atomic.Int64
 	CollectingReads, CollectingReadPages atomic.Int64

@@ -3,6 +3,7 @@ package pagecache
 import (
 	"context"
 	"errors"
+	"io"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -92,10 +93,12 @@ type File struct {
 
 	// noDirect means that home cannot be read past the host's page cache. Set once.
 	noDirect atomic.Bool
-	// reading counts reads of home that run without mu. closing has the homes to close when these have ended.
+	// reading counts reads of home that run without mu. closing has what to close when these have ended: homes, and
+	// locked pages.
 	readingMu sync.Mutex
-	reading   int    // protected by readingMu
-	closing   []Home // protected by readingMu
+	reading   int         // protected by readingMu
+	closing   []io.Closer // protected by readingMu
+	locking   locking
 
 	serial uint64          // immutable; identifies the File
 	clean  *cleanread.File // the state of CPU reads; immutable
@@ -171,7 +174,7 @@ func (c *Cache) open(ctx context.Context, src Source, writable bool) (f *File, d
 	if writable && !f.home.Writable() {
 		var home Home
 		if home, err = src.OpenHome(true); err == nil {
-			_ = f.closeHomeLocked(f.home)
+			_ = f.closeUnread(f.home)
 			f.home = home
 		}
 	}
@@ -203,6 +206,7 @@ func (c *Cache) newFile(ctx context.Context, src Source, writable bool) (*File, 
 		drains:   make(map[lrc.DrainID]chan struct{}),
 		mappings: make(map[*Mapping]struct{}),
 		turn:     make(chan struct{}, 1),
+		locking:  locking{one: make(chan struct{}, 1)},
 	}
 	f.setName(src.Name())
 	f.serial, f.bases.memory = c.serials.Add(1), &c.pages
@@ -282,7 +286,8 @@ func (f *File) dropIdleLocked() {
 		}
 		f.dropViews()
 	}
-	if len(f.mappings) > 0 || f.viewed.Load() > 0 || !f.orphan && (len(f.unreported) > 0 || f.flights.any()) {
+	if len(f.mappings) > 0 || f.viewed.Load() > 0 ||
+		!f.orphan && (len(f.unreported) > 0 || f.flights.any() || f.locking.wanted.Load()) {
 		return
 	}
 	for _, h := range f.holdings {
@@ -302,7 +307,8 @@ func (f *File) dropIdleLocked() {
 	}
 	f.c.memory.charge(memoryStates, -f.states)
 	f.clean.Close()
-	if err := f.closeHomeLocked(f.home); err != nil {
+	f.unlockHomeLocked(false)
+	if err := f.closeUnread(f.home); err != nil {
 		f.c.log.Warn("closing the backing file", "file", f.Name(), "error", err)
 	}
 }

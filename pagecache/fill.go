@@ -41,6 +41,8 @@ func (f *File) fromHomeLocked(
 	fill := f.newFillLocked(h, stale, storing, spans, *plan)
 	fill.Class, fill.Until, fill.Cold = mover.Acquire, until, len(spans) > 0
 	fill.From, fill.Reads = f.sourceLocked(), &h.reads
+	f.beginRead()
+	defer f.endRead()
 	fill.Forget(wide, spoiled)
 	if err = fill.Run(ctx, called); err != nil {
 		h.litter([]page.Range{wide})
@@ -177,6 +179,7 @@ func (t *filling) endLocked(fills int64) {
 		c.FilledPages.Add(t.filled)
 		c.RefreshedPages.Add(t.refreshed)
 		c.PatchedPages.Add(t.patched)
+		c.LockedPages.Add(t.from.Locked)
 		c.CachedPages.Add(t.from.Cached)
 		c.DirectPages.Add(t.from.Direct)
 		c.BufferedPages.Add(t.from.Buffered)

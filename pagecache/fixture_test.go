@@ -5,6 +5,8 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"errors"
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -52,6 +54,11 @@ type memoryHome struct {
 	beforeRead func(page.Bytes)
 	// beforeWrites, if not nil, is called by each BeginWrites before it looks, with mu held.
 	beforeWrites func()
+	// maps counts the maps that Map made and nobody unmapped; shown is what the last one shows. afterMap, if not nil, is
+	// called by each Map, with mu held.
+	maps     int
+	shown    *os.File
+	afterMap func()
 	// slow is how much longer each write takes.
 	slow time.Duration
 	// relied is how many bytes were written since the last BeginWrites, and most the largest number so far.
@@ -238,6 +245,35 @@ func (h *memoryHome) Sync() error {
 	return nil
 }
 
+// Map implements MappedHome with a copy of the file's bytes. So it is noticed if somebody uses it after a change of home.
+func (h *memoryHome) Map(n int64) (mem []byte, unmap func() error, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	fd, err := unix.MemfdCreate("home", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, nil, err
+	}
+	shown := os.NewFile(uintptr(fd), "home")
+	pages := make([]byte, n)
+	copy(pages, h.data)
+	if _, err := shown.Write(pages); err != nil {
+		return nil, nil, errors.Join(err, shown.Close())
+	}
+	if mem, err = unix.Mmap(fd, 0, int(n), unix.PROT_READ, unix.MAP_SHARED); err != nil {
+		return nil, nil, errors.Join(err, shown.Close())
+	}
+	h.maps++
+	if h.shown = shown; h.afterMap != nil {
+		h.afterMap()
+	}
+	return mem, func() error {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.maps--
+		return errors.Join(unix.Munmap(mem), shown.Close())
+	}, nil
+}
+
 func (h *memoryHome) Close() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -355,7 +391,8 @@ func memory(n int64) machineOption { return func(_ *Options, m *int64) { *m = n 
 func interval(d time.Duration) machineOption {
 	return func(o *Options, _ *int64) { o.WriteBackInterval = d }
 }
-func hostMemory(n int64) machineOption { return func(o *Options, _ *int64) { o.HostMemory = n } }
+func pinnedMemory(n int64) machineOption { return func(o *Options, _ *int64) { o.PinnedMemory = n } }
+func hostMemory(n int64) machineOption   { return func(o *Options, _ *int64) { o.HostMemory = n } }
 
 // newMachine makes a machine. Its devices have one digest key, as those of a mount do.
 func newMachine(t *testing.T, devices int, options ...machineOption) *machine {
@@ -386,7 +423,10 @@ func newKeyedMachine(t *testing.T, keys []*gpubackend.DigestKey, options ...mach
 	c, err := New(o)
 	require.NoError(t, err)
 	m.cache = c
-	t.Cleanup(func() { require.NoError(t, c.Close(context.Background())) })
+	t.Cleanup(func() {
+		require.NoError(t, c.Close(context.Background()))
+		require.Zero(t, c.pinned.Files(), "everything is unlocked")
+	})
 	return m
 }
 

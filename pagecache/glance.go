@@ -42,6 +42,10 @@ func (f *File) glanceLocked() *glance {
 	if p := f.Pinning(); p.Any() {
 		v.FileStatus.Pinned, v.PinnedBy = p.String(), p.User
 	}
+	v.LockedBytes = min(f.locking.bytes.Load(), f.size)
+	if err := f.locking.failed.Load(); err != nil {
+		v.LockError = (*err).Error()
+	}
 	if f.collectErr != nil {
 		v.Error = f.collectErr.Error()
 	}

@@ -2,6 +2,7 @@ package pagecache
 
 import (
 	"context"
+	"io"
 	"slices"
 
 	"github.com/gaiafs/gaiafs/internal/page"
@@ -28,23 +29,24 @@ func (f *File) enterReads(ctx context.Context, h *holding) (leave func(), err er
 	return func() { f.whenFree(ctx, leaveLocked) }, nil
 }
 
-// spoilLocked reports to devices' reads and to views that home changed in rg.
+// spoilLocked reports to devices' reads, to views and to locked pages that home changed in rg.
 func (f *File) spoilLocked(rg page.Range) {
+	f.spoilHomeLocked()
 	for _, h := range f.holdings {
 		h.reads.Spoil(rg)
 	}
 	f.spoilViews(rg)
 }
 
-// closeHomeLocked closes home once no read of it is under way.
-func (f *File) closeHomeLocked(home Home) error {
+// closeUnread closes a home of the file, or its locked pages, once no read is under way.
+func (f *File) closeUnread(x io.Closer) error {
 	f.readingMu.Lock()
 	defer f.readingMu.Unlock()
 	if f.reading > 0 {
-		f.closing = append(f.closing, home)
+		f.closing = append(f.closing, x)
 		return nil
 	}
-	return home.Close()
+	return x.Close()
 }
 
 // beginRead counts a user of home that works without File.mu. It is called with File.mu held. endRead ends the use.
@@ -60,17 +62,21 @@ func (f *File) endRead() {
 	if f.reading--; f.reading > 0 {
 		return
 	}
-	for _, home := range f.closing {
-		if err := home.Close(); err != nil {
+	for _, x := range f.closing {
+		if err := x.Close(); err != nil {
 			f.c.log.Warn("closing the backing file", "error", err)
 		}
 	}
 	f.closing = nil
 }
 
-// sourceLocked returns home as a source for filling devices.
+// sourceLocked returns home as a source for filling devices. The caller calls beginRead before it unlocks mu.
 func (f *File) sourceLocked() *mover.Source {
 	s := &mover.Source{Home: f.home}
+	if l := f.locking.now.Load(); l != nil {
+		s.Locked = l
+		return s
+	}
 	direct, ok := f.home.(DirectReader)
 	if !ok || f.c.bufferedReads || f.noDirect.Load() {
 		return s

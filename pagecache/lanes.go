@@ -27,6 +27,7 @@ const (
 	choreClose
 	choreViews // dropEmptyViews
 	choreLand
+	choreUnlock
 )
 
 // differs reports whether every task of this kind is needed, because it has its own work or a caller waits for its end.

@@ -13,6 +13,8 @@ import (
 // Pinning says on which devices a file's extents stay until the file is unpinned, and who is charged. The zero value
 // pins nothing.
 type Pinning struct {
+	// Host locks the file's pages in the host's page cache, from where devices copy fastest (locked.go).
+	Host bool
 	// All pins on every device; otherwise Devices has the devices' numbers, in order.
 	All     bool
 	Devices []int
@@ -23,23 +25,32 @@ type Pinning struct {
 // mostPinnedText bounds the text of a Pinning.
 const mostPinnedText = 1 << 10
 
-// ParsePinning reads the text of a Pinning without its user: "all", "none", or device numbers separated by commas.
-// EINVAL for anything else.
+// ParsePinning reads the text of a Pinning without its user: "none", or a list of "host", "all" and device numbers that
+// is separated by commas. EINVAL for anything else.
 func ParsePinning(text string) (p Pinning, err error) {
 	switch {
-	case text == "all":
-		return Pinning{All: true}, nil
 	case text == "none":
 		return Pinning{}, nil
 	case len(text) > mostPinnedText:
 		return p, fail(syscall.EINVAL, "a pin has at most %d characters", mostPinnedText)
 	}
 	for word := range strings.SplitSeq(text, ",") {
+		switch word {
+		case "host":
+			p.Host = true
+			continue
+		case "all":
+			p.All = true
+			continue
+		}
 		n, err := strconv.ParseUint(word, 10, 8)
 		if err != nil {
-			return Pinning{}, fail(syscall.EINVAL, "%q is not all, none, or a list of device numbers", text)
+			return Pinning{}, fail(syscall.EINVAL, "%q is not none, or a list of host, all and device numbers", text)
 		}
 		p.Devices = append(p.Devices, int(n))
+	}
+	if p.All {
+		p.Devices = nil
 	}
 	slices.Sort(p.Devices)
 	p.Devices = slices.Compact(p.Devices)
@@ -48,15 +59,18 @@ func ParsePinning(text string) (p Pinning, err error) {
 
 // String returns the text that ParsePinning reads.
 func (p Pinning) String() string {
-	switch {
-	case p.All:
-		return "all"
-	case len(p.Devices) == 0:
+	if !p.Any() {
 		return "none"
 	}
-	words := make([]string, len(p.Devices))
-	for i, d := range p.Devices {
-		words[i] = strconv.Itoa(d)
+	var words []string
+	if p.Host {
+		words = append(words, "host")
+	}
+	if p.All {
+		words = append(words, "all")
+	}
+	for _, d := range p.Devices {
+		words = append(words, strconv.Itoa(d))
 	}
 	return strings.Join(words, ",")
 }
@@ -64,11 +78,35 @@ func (p Pinning) String() string {
 // On reports whether the file is pinned on a device.
 func (p Pinning) On(device int) bool { return p.All || slices.Contains(p.Devices, device) }
 
-// Any reports whether the file is pinned on any device.
-func (p Pinning) Any() bool { return p.All || len(p.Devices) > 0 }
+// OnDevices reports whether the file is pinned on any device.
+func (p Pinning) OnDevices() bool { return p.All || len(p.Devices) > 0 }
 
-// SetPinning replaces the file's pin. It does not block. An eviction that has begun may still take an extent.
-func (f *File) SetPinning(p Pinning) { f.pinning.Store(&p) }
+// Any reports whether the file is pinned anywhere.
+func (p Pinning) Any() bool { return p.Host || p.OnDevices() }
+
+// tenant returns who is charged.
+func (p Pinning) tenant(c *Cache) residency.Tenant {
+	return residency.Tenant{User: p.User, Limited: !c.trusts(p.User)}
+}
+
+// SetPinning replaces the file's pin. It does not block. An eviction that has begun may still take an extent. If the
+// file is pinned on the host, the background locks its pages soon.
+func (f *File) SetPinning(p Pinning) {
+	f.pinning.Store(&p)
+	switch k := &f.locking; {
+	case p.Host:
+		k.wanted.Store(true)
+	case k.wanted.Load() || k.now.Load() != nil:
+		f.c.lanes.do(f, choreUnlock, func() {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			if !f.Pinning().Host {
+				f.unlockHomeLocked(false)
+				f.dropIdleLocked()
+			}
+		})
+	}
+}
 
 // Pinning returns the file's pin, as set last.
 func (f *File) Pinning() Pinning {
@@ -84,7 +122,7 @@ func (f *File) pinnedOn(d *device) (by residency.Tenant, pinned bool) {
 	if p == nil || !p.On(d.info.Ordinal) {
 		return by, false
 	}
-	return residency.Tenant{User: p.User, Limited: !f.c.trusts(p.User)}, true
+	return p.tenant(f.c), true
 }
 
 // Pinned implements residency.Key.
@@ -118,13 +156,18 @@ func (c *Cache) CheckPinning(id FileID, size int64, p Pinning) error {
 			return fail(syscall.ENODEV, "the mount has no device %d", n)
 		}
 	}
+	f, by := c.Lookup(id), p.tenant(c)
+	if now := f.lockedFor(by); p.Host && now < countsFor(size) {
+		if err := c.pinned.CheckFile(by, countsFor(size)-now); err != nil {
+			return fmt.Errorf("pinning: %w", err)
+		}
+	}
 	for _, d := range c.devices {
 		if !p.On(d.info.Ordinal) {
 			continue
 		}
 		need := (size + d.info.Granularity - 1) / d.info.Granularity * d.info.Granularity
-		by := residency.Tenant{User: p.User, Limited: !c.trusts(p.User)}
-		if f := c.Lookup(id); f != nil {
+		if f != nil {
 			if now, is := f.pinnedOn(d); is && now == by {
 				continue // counted already
 			}

@@ -94,7 +94,7 @@ func (c *Cache) SetPinnedMemory(ctx context.Context, bytes int64) error {
 	for _, d := range c.devices {
 		errs = append(errs, d.room.Trim(ctx))
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, c.unlockFor(ctx))...)
 }
 
 // SetUserShare changes Options.UserShare. Existing mappings stay.
@@ -105,6 +105,7 @@ func (c *Cache) SetUserShare(share float64) error {
 	for _, d := range c.devices {
 		d.room.SetShare(share)
 	}
+	c.pinned.SetShare(share)
 	return nil
 }
 

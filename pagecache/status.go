@@ -30,8 +30,10 @@ type Status struct {
 	BaseLimit  int64 `json:"base_limit"`
 	StateBytes int64 `json:"state_bytes"`
 	// PinnedBytes is the pinned host memory in use, at most PinnedLimit. PinnedSpareBytes of it hold no extent.
+	// PinnedFileBytes of it are what files count for that are pinned on the host.
 	PinnedBytes      int64 `json:"pinned_bytes"`
 	PinnedSpareBytes int64 `json:"pinned_spare_bytes"`
+	PinnedFileBytes  int64 `json:"pinned_file_bytes"`
 	PinnedLimit      int64 `json:"pinned_limit"`
 	// PinnedTenants lists who owns how much of it.
 	PinnedTenants []Account `json:"pinned_tenants"`
@@ -150,10 +152,13 @@ type FileStatus struct {
 	// BusySeconds is set if the file does not answer: how long it has been waiting for home or for a device. Then only
 	// Name and Counters are current, and the rest is as seen last.
 	BusySeconds float64 `json:"busy_s,omitempty"`
-	// Pinned says on which devices the file's extents stay: "all", or their numbers; empty for none. PinnedBy is the
-	// user who is charged.
-	Pinned   string `json:"pinned,omitempty"`
-	PinnedBy uint32 `json:"pinned_by,omitempty"`
+	// Pinned says on which devices the file's extents stay, and whether its pages are locked on the host: as the text of
+	// a Pinning; empty for none. PinnedBy is the user who is charged. LockedBytes of the pages are locked so far.
+	// LockError says why locking failed.
+	Pinned      string `json:"pinned,omitempty"`
+	PinnedBy    uint32 `json:"pinned_by,omitempty"`
+	LockedBytes int64  `json:"locked_bytes,omitempty"`
+	LockError   string `json:"lock_error,omitempty"`
 	// Bases is the number of base copies. Error says why released bytes could not be brought home; it is empty once
 	// they are there.
 	Bases   int64           `json:"bases"`
@@ -296,6 +301,7 @@ func (c *Cache) Status() Status {
 		},
 	}
 	s.PinnedBytes, s.PinnedSpareBytes = c.pinned.Used()
+	s.PinnedFileBytes = c.pinned.Files()
 	s.PinnedLimit = c.pinned.Limit()
 	s.PinnedTenants = c.pinned.Tenants()
 	if c.bufferedReads {

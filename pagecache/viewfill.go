@@ -153,7 +153,7 @@ func (p *viewPart) begin(ctx context.Context, rg page.Range) (t *viewFill, next 
 	if len(taken) == 0 {
 		return nil, next, nil
 	}
-	t = &viewFill{p: p, home: f.sourceLocked(), turn: f.viewTurn, taken: pagesOf(taken), reach: rg}
+	t = &viewFill{p: p, turn: f.viewTurn, taken: pagesOf(taken), reach: rg}
 	p.v.mu.Lock()
 	t.extents = slices.Clone(p.v.extents)
 	p.v.mu.Unlock()
@@ -164,6 +164,7 @@ func (p *viewPart) begin(ctx context.Context, rg page.Range) (t *viewFill, next 
 		p.state.GaveUp()
 		return nil, rg.Start, err
 	}
+	t.home = f.sourceLocked()
 	f.beginRead()
 	return t, next, nil
 }
@@ -206,6 +207,7 @@ func (t *viewFill) run(ctx context.Context) error {
 	}
 	p.f.count(func(c *Counters) {
 		c.ViewPages.Add(pages)
+		c.LockedPages.Add(t.from.Locked)
 		c.CachedPages.Add(t.from.Cached)
 		c.DirectPages.Add(t.from.Direct)
 		c.BufferedPages.Add(t.from.Buffered)

@@ -25,7 +25,7 @@ func TestRandomViews(t *testing.T) {
 
 func randomViews(t *testing.T, seed uint64) {
 	rnd := rand.New(rand.NewPCG(seed, 5))
-	m := newMachine(t, 2, memory(32<<20))
+	m := newMachine(t, 2, memory(32<<20), pinnedMemory(64<<20))
 	m.cache.leastPeer = 1
 	const size = 40 * page.Size
 	sources := []*source{m.noisyFile(size), m.noisyFile(size / 2)}
@@ -38,7 +38,7 @@ func randomViews(t *testing.T, seed uint64) {
 	var programs []*program
 	for range 300 {
 		src := sources[rnd.IntN(2)]
-		switch op := rnd.IntN(12); {
+		switch op := rnd.IntN(12 + int(seed)%3); {
 		case op < 2 && len(views) < 6 || len(views) == 0:
 			var segments []view.Segment
 			for range 1 + rnd.IntN(6) {
@@ -80,6 +80,10 @@ func randomViews(t *testing.T, seed uint64) {
 				b[i] = byte(rnd.Uint32())
 			}
 			src.write(t, rnd.IntN(size/4), b)
+		case op == 12:
+			m.lock(src)
+		case op == 13:
+			m.pin(src, Pinning{Host: rnd.IntN(2) == 0})
 		default:
 			v := views[rnd.IntN(len(views))]
 			v.acquire()

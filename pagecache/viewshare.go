@@ -20,7 +20,10 @@ import (
 // views may share its reads. more is the number of other pages that came. If err is nil, pages that did not come are
 // still marked as coming, and nobody brings them.
 func (t *viewFill) fromHome(ctx context.Context, pages []page.Range, ready func()) (more int64, err error) {
-	p, read := t.p, bridged(pages)
+	p, read := t.p, pages
+	if t.home.Locked == nil {
+		read = bridged(pages) // claims leave out what must not be read along
+	}
 	all := page.Range{Start: pages[0].Start, End: pages[len(pages)-1].End}
 	t.fill = &mover.Fill{
 		Device: p.v.dev.moves,
@@ -36,6 +39,10 @@ func (t *viewFill) fromHome(ctx context.Context, pages []page.Range, ready func(
 	defer giveBack()
 	t.fill.Reads.Enter()
 	defer t.fill.Reads.Leave()
+	if t.home.Locked != nil { // every view copies what it wants from there
+		ready()
+		return 0, t.fill.Run(ctx, nil)
+	}
 	t.home.Ask(pages[0].Start)
 	p.state.Share(t.reach)
 	p.f.viewsMu.Lock()

@@ -32,6 +32,8 @@ func (s *service) serveFile(ctx context.Context, r control.FileRequest) (any, er
 		return s.cache.Verify(ctx, r.Source, r.Device, r.Off, r.Len)
 	case control.FileEvict:
 		return s.cache.Evict(ctx, r.Source.ID(), r.Device)
+	case control.FileLock:
+		return struct{}{}, s.cache.LockHome(ctx, r.Source)
 	}
 	return nil, syscall.EINVAL
 }

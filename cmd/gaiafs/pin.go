@@ -10,10 +10,12 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	gaiafs "github.com/gaiafs/gaiafs/client/go"
 	"github.com/gaiafs/gaiafs/fs"
 	"github.com/gaiafs/gaiafs/pagecache"
 )
@@ -25,26 +27,29 @@ func newPin() *cobra.Command {
 	device := deviceChoice{all: true}
 	cmd := &cobra.Command{
 		Use:   "pin PATH…",
-		Short: "Keep files on devices until they are unpinned",
+		Short: "Keep files on devices, or in the host's memory, until they are unpinned",
 		Long: `pin brings files to devices and keeps them there, even if others need the memory. For a directory it pins all files below, also
 those that are made later: they stay once they are on the device. A file's own pin takes precedence over its directory's.
 
 Users may pin the files that they may write. The memory counts for the file's owner, within what one user may map (--user-share). If
 the files do not fit, pin fails and pins nothing. SOURCE keeps the pin in the extended attribute user.gaiafs.pin, so the next
 mount knows it; 'gaiafs warm --recursive' brings the files back there. 'setfattr -n user.gaiafs.pin -v 0,1 FILE' pins too, but
-brings nothing to devices: its value is all, none, or numbers of devices.`,
+brings nothing to devices: its value is none, or a list of all, host and numbers of devices, separated by commas.
+
+--device host pins files in the host's memory: their pages stay in its page cache, page-locked, so GPUs copy from there
+at the full speed of their links, and no core works for it. This pays for weights that are loaded again and again, or by
+several GPUs at once. The memory counts as pinned memory (--pinned-memory), 16 MiB for a small file. A change of a file
+unlocks its pages; they are locked again once it has been left alone for two seconds.`,
 		Example: `  gaiafs pin /mnt/data/model.safetensors
   gaiafs pin --device 0 /mnt/data/models
+  gaiafs pin --device host /mnt/data/model.safetensors
   getfattr -n user.gaiafs.pin /mnt/data/models`,
 		Args: somePaths,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if device.host {
-				return usagef("--device host: the kernel manages the host's pages and cannot pin them")
-			}
 			return pin(cmd, args, device)
 		},
 	}
-	cmd.Flags().Var(&device, "device", "pin them on device `N|all`: a number that 'gaiafs status' shows, or all")
+	cmd.Flags().Var(&device, "device", "pin them on device `N|all|host`: a number that 'gaiafs status' shows, all, or host")
 	return cmd
 }
 
@@ -92,6 +97,9 @@ func pin(cmd *cobra.Command, args []string, device deviceChoice) error {
 	if err != nil {
 		return err
 	}
+	if device.host {
+		devices = nil // it is enough that there is one
+	}
 	for _, d := range devices {
 		fit, need, room, err := fitting(found.files, d, staysOn(ctx, d.Device))
 		if err != nil {
@@ -112,8 +120,12 @@ func pin(cmd *cobra.Command, args []string, device deviceChoice) error {
 	if err := at.look(ctx, found.files); err != nil {
 		return err
 	}
-	switch err := w.bring(ctx, cmd, found.files, devices); {
-	case errors.Is(err, syscall.ENOMEM): // a tenant's maximum, or programs were faster
+	bring := func() error { return w.bring(ctx, cmd, found.files, devices) }
+	if device.host {
+		bring = func() error { return w.lock(ctx, cmd, found.files) }
+	}
+	switch err := bring(); {
+	case errors.Is(err, syscall.ENOMEM), device.host && err != nil: // a tenant's maximum, or programs were faster
 		if failed := at.restore(args, before); failed != nil {
 			return errors.Join(err, failed)
 		}
@@ -127,12 +139,58 @@ func pin(cmd *cobra.Command, args []string, device deviceChoice) error {
 	return nil
 }
 
-// pinnedText names the devices of a pin.
-func pinnedText(pin string) string {
-	if pin == "all" {
-		return "all devices"
+// lock locks files in the host's memory.
+func (w *warming) lock(ctx context.Context, cmd *cobra.Command, files []target) error {
+	w.progress = newProgress(cmd.ErrOrStderr(), total(files))
+	defer w.progress.end()
+	for _, f := range files {
+		if err := w.lockFile(ctx, f); err != nil {
+			w.progress.end()
+			return about(f.name(), "", interrupted(ctx, err))
+		}
+		w.progress.line(w.out, fmt.Sprintf("%s: %s locked in the host's memory", f.name(), bytesText(f.size)))
 	}
-	return "gpu" + strings.ReplaceAll(pin, ",", ", gpu")
+	return nil
+}
+
+// lockFile locks a file, and meanwhile shows how far it is.
+func (w *warming) lockFile(ctx context.Context, f target) error {
+	file, err := f.open()
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	locked := make(chan error, 1)
+	go func() { locked <- gaiafs.LockHost(ctx, file) }()
+	before := int64(0)
+	for {
+		select {
+		case err := <-locked:
+			w.progress.add(f.size-before, f.name())
+			return err
+		case <-time.After(terminalEvery):
+			if info, err := inspect(ctx, f); err == nil {
+				w.progress.add(info.LockedBytes-before, f.name())
+				before = info.LockedBytes
+			}
+		}
+	}
+}
+
+// pinnedText names the places of a pin.
+func pinnedText(pin string) string {
+	var places []string
+	for word := range strings.SplitSeq(pin, ",") {
+		switch word {
+		case "all":
+			places = append(places, "all devices")
+		case "host":
+			places = append(places, "the host")
+		default:
+			places = append(places, "gpu"+word)
+		}
+	}
+	return strings.Join(places, ", ")
 }
 
 // pinner sets pins on a mount.

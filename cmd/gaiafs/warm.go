@@ -98,7 +98,7 @@ func (w *warming) files(cmd *cobra.Command, found *onMount) error {
 // among returns the chosen ones of a mount's devices.
 func (w *warming) among(all []pagecache.DeviceStatus, mountpoint string) (devices []pagecache.DeviceStatus, err error) {
 	for _, d := range all {
-		if w.device.all || d.Device == w.device.ordinal {
+		if w.device.all || w.device.host || d.Device == w.device.ordinal {
 			devices = append(devices, d)
 		}
 	}

@@ -3,6 +3,7 @@ package mover
 import (
 	"cmp"
 	"context"
+	"errors"
 	"runtime"
 	"slices"
 	"sync"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/mapped"
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
@@ -386,6 +388,9 @@ func (p *Fill) fail(err error) {
 
 // read reads a piece from home, and makes its digests and patches. After an error the piece has no buffer.
 func (p *Fill) read(i int, x *Piece) (err error) {
+	if p.From.Locked != nil && p.readInPlace(x) {
+		return nil
+	}
 	if p.From.Direct == nil {
 		err = p.readBuffered(i, x)
 	} else if r := p.takeRead(x); r != nil {
@@ -422,11 +427,8 @@ func (p *Fill) prepare(x *Piece) error {
 	if patched < x.bytes>>page.Shift {
 		x.copies = make([]gpubackend.Copy, 0, len(x.Steps))
 	}
-	at, sums, of := int64(0), x.Sums, p.Into.Placer()
-	for k := range x.Steps {
-		s := &x.Steps[k]
-		buf := x.buf[at : at+s.Pages.Bytes()]
-		at += s.Pages.Bytes()
+	sums, of := x.Sums, p.Into.Placer()
+	for s, buf := range x.parts() {
 		var own []gpubackend.Digest
 		if s.Hashed() {
 			own, sums = sums[:s.Pages.Len()], sums[s.Pages.Len():]
@@ -453,16 +455,39 @@ func (p *Fill) readBuffered(i int, x *Piece) (err error) {
 	if x.buf, x.giveBack, err = p.Device.dev.HostBuffer(int(x.bytes)); err != nil {
 		return err
 	}
-	at := int64(0)
-	for k := range x.Steps {
-		s := &x.Steps[k]
-		if err := p.readStep(i, s, x.buf[at:at+s.Pages.Bytes()], &x.Ways); err != nil {
+	for s, buf := range x.parts() {
+		if err := p.readStep(i, s, buf, &x.Ways); err != nil {
 			x.giveBack()
 			return err
 		}
-		at += s.Pages.Bytes()
 	}
 	return nil
+}
+
+// readInPlace makes a piece that the device can copy from where it is locked, and reports whether it could. The host
+// reads the bytes only to gather short runs.
+func (p *Fill) readInPlace(x *Piece) bool {
+	from, to := x.first().Offset(), x.Steps[len(x.Steps)-1].Pages.Span().End
+	buf := p.From.Locked.At(from, to-from)
+	if buf == nil || slices.ContainsFunc(x.Steps, func(s Step) bool { return s.Hashed() }) {
+		return false
+	}
+	y := *x
+	y.buf, y.inPlace, y.lent, y.giveBack = buf, true, true, func() {}
+	var err error
+	if !mapped.Try(func() { err = p.prepare(&y) }) || err != nil {
+		return false // the file has become shorter
+	}
+	y.Ways.Locked = pagesOf(y.Steps)
+	*x = y
+	return true
+}
+
+func pagesOf(steps []Step) (n int64) {
+	for i := range steps {
+		n += steps[i].Pages.Len()
+	}
+	return n
 }
 
 // readStep reads one run. If home has to be waited for, it also asks for the pieces that follow.
@@ -527,12 +552,39 @@ func (l *callList) done() {
 
 // send gives pieces that were read to the device, through a relay if that is not nil. It gives their buffers back.
 func (p *Fill) send(pieces []*Piece, through *Relay) error {
-	defer func() {
-		for _, x := range pieces {
-			x.giveBack()
-			x.buf, x.copies, x.patches = nil, nil, nil
+	err := p.give(pieces, through)
+	if errors.Is(err, gpubackend.ErrHostGone) {
+		err = p.giveAgain(pieces, through)
+	}
+	for _, x := range pieces {
+		x.giveBack()
+		x.buf, x.copies, x.patches = nil, nil, nil
+	}
+	return err
+}
+
+// giveAgain is give for pieces of which some cannot be read in place any more, because the file has become shorter. It
+// reads these first.
+func (p *Fill) giveAgain(pieces []*Piece, through *Relay) error {
+	for _, x := range pieces {
+		if !x.inPlace {
+			continue
 		}
-	}()
+		x.inPlace, x.lent, x.bytes, x.copies, x.Ways = false, false, pagesOf(x.Steps)<<page.Shift, nil, Ways{}
+		err := p.readBuffered(0, x)
+		if err == nil {
+			err = p.prepare(x)
+		}
+		if err != nil {
+			x.giveBack = func() {} // it has no buffer
+			return err
+		}
+	}
+	return p.give(pieces, through)
+}
+
+// give is send without giving buffers back.
+func (p *Fill) give(pieces []*Piece, through *Relay) error {
 	copies, patches := pieces[0].copies, pieces[0].patches
 	if len(pieces) > 1 {
 		all := callLists.Get().(*callList)

@@ -49,6 +49,13 @@ type DirectReader interface {
 	Drop(off, n int64)
 }
 
+// Locked is page-locked pages of a file, in the host's page cache. Its method may be called from any goroutine.
+type Locked interface {
+	// At returns memory that shows the n bytes at off, or nil if they are not locked, or not in one piece. It is valid
+	// until Run has returned. Reading it faults if the file has become shorter (package mapped).
+	At(off, n int64) []byte
+}
+
 // NoDirect is the error of a DirectReader that can never be read past the page cache.
 type NoDirect struct {
 	// Reason is for people. Files with the same obstacle have the same reason.
@@ -57,18 +64,21 @@ type NoDirect struct {
 
 func (e *NoDirect) Error() string { return "no reads past the host's page cache: " + e.Reason }
 
-// Ways counts pages of home by the way they came: from the host's page cache, from the disk past it, or from the disk
-// through it.
-type Ways struct{ Cached, Direct, Buffered int64 }
+// Ways counts pages of home by the way they came: from where they are locked, from the host's page cache, from the disk
+// past it, or from the disk through it.
+type Ways struct{ Locked, Cached, Direct, Buffered int64 }
 
 // Add adds o.
 func (w *Ways) Add(o Ways) {
-	w.Cached, w.Direct, w.Buffered = w.Cached+o.Cached, w.Direct+o.Direct, w.Buffered+o.Buffered
+	w.Locked, w.Cached = w.Locked+o.Locked, w.Cached+o.Cached
+	w.Direct, w.Buffered = w.Direct+o.Direct, w.Buffered+o.Buffered
 }
 
 // Source is a Home, as one Fill reads it.
 type Source struct {
 	Home Home
+	// Locked has pages of Home that devices copy from where they are; nil if there are none.
+	Locked Locked
 	// Direct is Home if it may be read past the host's page cache, or nil. The other fields are for that.
 	Direct DirectReader
 	// Cold chooses the way of large reads, past the page cache or through it; nil means past it.

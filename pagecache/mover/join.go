@@ -28,7 +28,7 @@ func (p *Fill) pack(x *Piece) {
 		if buf, giveBack, err := p.Device.dev.HostBuffer(int(x.bytes)); err == nil {
 			x.copies = gather(x.copies, buf)
 			x.giveBack()
-			x.buf, x.giveBack, x.lent = buf, giveBack, false
+			x.buf, x.giveBack, x.lent, x.inPlace = buf, giveBack, false, false
 			return
 		}
 	}

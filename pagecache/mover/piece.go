@@ -1,6 +1,8 @@
 package mover
 
 import (
+	"iter"
+
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
 )
@@ -43,8 +45,10 @@ type Piece struct {
 	// bytes is how many are read; after pack, how many the device gets.
 	bytes int64
 
-	// buf holds the steps' bytes one after the other, from read until send, which calls giveBack.
+	// buf holds the steps' bytes one after the other, from read until send, which calls giveBack. If inPlace is set, it
+	// shows the file from the first to the last of them instead.
 	buf      []byte
+	inPlace  bool
 	giveBack func()
 	// lent means that other pieces use buf, too, so its bytes must not change. Set before others see it.
 	lent bool
@@ -68,6 +72,23 @@ func (x *Piece) Bytes() int64 { return x.bytes }
 
 // first returns the first page.
 func (x *Piece) first() page.Index { return x.Steps[0].Pages.Start }
+
+// parts yields the steps, each with its bytes in buf.
+func (x *Piece) parts() iter.Seq2[*Step, []byte] {
+	return func(yield func(*Step, []byte) bool) {
+		at := int64(0)
+		for k := range x.Steps {
+			s := &x.Steps[k]
+			if x.inPlace {
+				at = s.Pages.Offset() - x.first().Offset()
+			}
+			if !yield(s, x.buf[at:at+s.Pages.Bytes()]) {
+				return
+			}
+			at += s.Pages.Bytes()
+		}
+	}
+}
 
 // pieceFor returns the largest size of a piece for these updates, in bytes.
 func pieceFor(n int, at func(i int) Update) int64 {

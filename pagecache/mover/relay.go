@@ -2,6 +2,7 @@ package mover
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -76,7 +77,7 @@ func (r *Relay) fits(copies []gpubackend.Copy) bool {
 func (p *Fill) in(copies []gpubackend.Copy, through *Relay) error {
 	if through != nil && through.fits(copies) {
 		err := through.carry(p.ctx, p.Class, p.Device, copies)
-		if err == nil || p.ctx.Err() != nil {
+		if err == nil || p.ctx.Err() != nil || errors.Is(err, gpubackend.ErrHostGone) {
 			return err
 		}
 		through.broken = true

@@ -110,9 +110,9 @@ func (b *inbox) took(bytes int64) {
 	b.sent = time.Now()
 }
 
-// startSharing prepares claims.
+// startSharing prepares claims. What devices copy from where it is locked is not shared, because nobody reads it.
 func (p *Fill) startSharing() {
-	if _, ok := p.Into.(Sharer); ok {
+	if _, ok := p.Into.(Sharer); ok && p.From.Locked == nil {
 		p.claimed = make([]atomic.Pointer[Piece], len(p.Pieces))
 	}
 }
@@ -279,8 +279,7 @@ func (s *Share) Withdraw() {
 
 // endSharing withdraws the shares in pieces that were not read, and waits for what others are reading for this Fill.
 func (p *Fill) endSharing() {
-	of, ok := p.Into.(Sharer)
-	if !ok {
+	if p.claimed == nil {
 		return
 	}
 	for i := range p.claimed {
@@ -288,7 +287,7 @@ func (p *Fill) endSharing() {
 			x.withdraw()
 		}
 	}
-	of.Close()
+	p.Into.(Sharer).Close()
 	for p.receive() {
 		<-p.inbox.moved
 	}

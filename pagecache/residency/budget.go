@@ -73,7 +73,7 @@ func (d *Device) overBudget() bool {
 
 // Trim evicts extents, of any device, from pinned memory while more of it is used than its limit.
 func (d *Device) Trim(ctx context.Context) error {
-	return d.shrink(ctx, TierHost, d.pinned.over)
+	return d.shrink(ctx, TierHost, d.pinned.Over)
 }
 
 // shrink evicts extents from a tier while over reports true and some extent can leave.

@@ -128,7 +128,7 @@ func need(wants []Want) (bytes int64) {
 // admitAll refuses wants that can never fit.
 func (d *Device) admitAll(wants []Want, by tenants.ID) error {
 	budget := d.Budget()
-	most := budget + d.pinned.Limit()
+	most := budget + d.pinned.forExtents()
 	bytes, made := int64(0), int64(0)
 	for _, w := range wants {
 		pieces, n := plan(w.Key.Extents(Aligned(w.Pages, w.Size)), w.Pages, w.Size, d.info.Granularity, most)
@@ -140,7 +140,7 @@ func (d *Device) admitAll(wants []Want, by tenants.ID) error {
 			return refuse(syscall.ENOMEM, "the bracket needs %s on device %d, whose budget is %s, and there are %s of pinned memory; "+
 				"use less at once, or raise gpu-memory or pinned-memory with 'gaiafs set'",
 				humanize.IBytes(uint64(max(need(wants), bytes))),
-				d.info.Ordinal, humanize.IBytes(uint64(budget)), humanize.IBytes(uint64(d.pinned.Limit())))
+				d.info.Ordinal, humanize.IBytes(uint64(budget)), humanize.IBytes(uint64(d.pinned.forExtents())))
 		}
 		for _, of := range pieces {
 			if of.x == nil || d.gains(by, of.x) || d.gainsPinned(by, of.x) {
@@ -171,7 +171,7 @@ func (d *Device) mostOf(id tenants.ID) (own, pinned int64) {
 // maxima says which maxima limit a tenant, for the end of an error message; "" if none does.
 func (d *Device) maxima(id tenants.ID) string {
 	own, pinned := d.mostOf(id)
-	if own == d.Budget() && pinned == d.pinned.Limit() {
+	if own == d.Budget() && pinned == d.pinned.forExtents() {
 		return ""
 	}
 	return fmt.Sprintf("; %s may own no more than %s of the device and %s of pinned memory (the maxima of tenant %s)",
@@ -312,7 +312,7 @@ func (p *Pin) complete(ctx context.Context, w Want, allocate allocator, fit fitt
 	d := p.dev
 	for rest := w.Pages; !rest.Empty(); {
 		pieces, _ := plan(w.Key.Extents(Aligned(rest, w.Size)), rest, w.Size, d.info.Granularity,
-			d.Budget()+d.pinned.Limit())
+			d.Budget()+d.pinned.forExtents())
 		for _, of := range pieces {
 			if of.x == nil || !slices.Contains(p.extents, of.x) {
 				ok, err := p.affordAny(ctx, w.Key, of, allocate, fit)

@@ -17,12 +17,15 @@ import (
 type Pinned struct {
 	mu      sync.Mutex
 	limit   int64         // bytes; protected by mu
-	used    int64         // bytes, spares included; protected by mu
+	used    int64         // bytes, spares and locked pages of files included; protected by mu
 	spares  []spare       // the longest unused comes first; protected by mu
 	changed chan struct{} // closed by notify; nil while nobody watches. Protected by mu
 	// ledger has who owns how much of extents' memory. Protected by mu.
 	ledger  *tenants.Ledger
 	devices []*Device // the devices that use it; protected by mu
+	// files has the bytes of locked pages of files, by user; share is the part that one user may lock. Protected by mu.
+	files map[uint32]int64
+	share float64
 	// working has an element for each spare that is being made, its size, and for spares that are being freed, 0. The
 	// channel is closed when that is done. Protected by mu.
 	working map[chan struct{}]int64
@@ -40,7 +43,8 @@ type spare struct {
 // NewPinned returns an empty pool of at most limit bytes.
 func NewPinned(limit int64) *Pinned {
 	ledger, _ := tenants.New(limit, nil) // without tenants, New cannot fail
-	return &Pinned{limit: limit, ledger: ledger, working: make(map[chan struct{}]int64)}
+	return &Pinned{limit: limit, share: 1, ledger: ledger, working: make(map[chan struct{}]int64),
+		files: make(map[uint32]int64)}
 }
 
 // SetTenants sets the tenants' maxima. A tenant over its new maximum keeps what it owns until it asks for more.
@@ -83,9 +87,9 @@ func (p *Pinned) most(id tenants.ID) int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if most := p.ledger.Most(id); most > 0 {
-		return min(most, p.limit)
+		return min(most, p.forExtentsLocked())
 	}
-	return p.limit
+	return p.forExtentsLocked()
 }
 
 // victims is Ledger.Victims.
@@ -134,8 +138,8 @@ func (p *Pinned) SetLimit(bytes int64) {
 	p.notify()
 }
 
-// over reports whether more is in use than the limit.
-func (p *Pinned) over() bool {
+// Over reports whether more is in use than the limit. It frees spares first.
+func (p *Pinned) Over() bool {
 	if p.room(0) == nil {
 		return false
 	}

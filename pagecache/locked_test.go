@@ -1,0 +1,273 @@
+package pagecache
+
+import (
+	"context"
+	"errors"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/gpubackend/faulty"
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/view"
+)
+
+// pin pins a file, and returns its File.
+func (m *machine) pin(src *source, p Pinning) *File {
+	m.t.Helper()
+	f, done, err := m.cache.open(context.Background(), src, false)
+	require.NoError(m.t, err)
+	f.SetPinning(p)
+	done()
+	return f
+}
+
+// lock pins a file on the host, and locks its pages.
+func (m *machine) lock(src *source) *File {
+	m.t.Helper()
+	f := m.pin(src, Pinning{Host: true})
+	require.NoError(m.t, m.cache.LockHome(context.Background(), src))
+	require.NotNil(m.t, f.locking.now.Load())
+	return f
+}
+
+// mapped returns how many maps of a home exist.
+func (s *source) mapped() int {
+	s.home.mu.Lock()
+	defer s.home.mu.Unlock()
+	return s.home.maps
+}
+
+// unlocked waits until no pages of a file are locked.
+func (m *machine) unlocked(src *source) {
+	m.t.Helper()
+	require.Eventually(m.t, func() bool { return src.mapped() == 0 && m.cache.pinned.Files() == 0 }, 10*time.Second,
+		time.Millisecond)
+}
+
+// TestLockedHome: devices copy from the locked pages of a file that is pinned on the host. Every change of home unlocks
+// them, and the background locks them again.
+func TestLockedHome(t *testing.T) {
+	m := newMachine(t, 1, pinnedMemory(64<<20))
+	m.cache.relockAfter = time.Hour
+	const pages = 3000
+	src := m.noisyFile(pages*page.Size - 100)
+	f := m.lock(src)
+	require.EqualValues(t, leastLocked, m.cache.pinned.Files())
+	require.EqualValues(t, f.size, m.cache.Inspect(src.id).LockedBytes)
+	require.Equal(t, "host", m.cache.Inspect(src.id).Pinned)
+	locked := func() int64 { return f.counters.LockedPages.Load() }
+
+	v := m.view(ViewRequest{Segments: []view.Segment{
+		bytesOf(0, 2000*page.Size), {Offset: 2000*page.Size + 77, Length: 30, Stride: 5000, Count: 500},
+		bytesOf(2990*page.Size, 20*page.Size), bytesOf(1, 1), bytesOf(2500*page.Size+1, 3),
+	}}, src)
+	v.check()
+	require.Greater(t, locked(), int64(2500))
+	before := locked()
+	p := m.run(src, 0, 0, pages*page.Size, false)
+	require.Equal(t, src.released(m), p.load(0, int(f.size)))
+	require.EqualValues(t, pages, locked()-before)
+
+	relock := func() {
+		t.Helper()
+		m.unlocked(src)
+		m.cache.collectDue(t.Context())
+		require.Nil(t, f.locking.now.Load(), "home has just been changed")
+		m.cache.relockAfter = 0
+		m.cache.collectDue(t.Context())
+		require.Eventually(t, func() bool { return f.locking.now.Load() != nil }, 10*time.Second, time.Millisecond)
+		m.cache.relockAfter = time.Hour
+		p.unmap()
+		_, err := m.cache.Evict(t.Context(), src.id, -1) // nothing but home has the bytes of a new view
+		require.NoError(t, err)
+		before := locked()
+		fresh := m.view(ViewRequest{Segments: []view.Segment{bytesOf(before, 3000*page.Size)}}, src)
+		fresh.check()
+		fresh.unmap()
+		require.Greater(t, locked(), before)
+		v.acquire()
+		v.check()
+		p = m.run(src, 0, 0, pages*page.Size, false)
+		require.Equal(t, src.released(m), p.load(0, int(f.size)))
+	}
+	src.write(t, 5000, []byte("written through the mount"))
+	relock()
+	src.home.editAt(9000, []byte("written directly"))
+	v.acquire()
+	v.check()
+	src.home.editAt(9000, []byte("WRITTEN DIRECTLY"))
+	p.acquire()
+	relock()
+	src.truncate(t, 1000*page.Size+5)
+	src.truncate(t, 2000*page.Size+5)
+	relock()
+	w := m.run(src, 0, 0, 1000*page.Size, true)
+	w.store(12345, 7)
+	w.release()
+	require.NoError(t, w.Sync(t.Context(), 0, 1000*page.Size, false))
+	relock()
+	w.unmap()
+
+	p.unmap()
+	v.unmap()
+	require.NotNil(t, m.cache.Lookup(src.id))
+	f.SetPinning(Pinning{})
+	m.unlocked(src)
+	_, err := m.cache.Evict(t.Context(), src.id, -1)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return m.cache.Lookup(src.id) == nil }, 10*time.Second, time.Millisecond)
+}
+
+// TestLockedHomeStays: a file that is pinned on the host stays locked while nobody uses it, until it is removed.
+func TestLockedHomeStays(t *testing.T) {
+	m := newMachine(t, 1, pinnedMemory(64<<20))
+	src, empty := m.noisyFile(10*page.Size), m.noisyFile(0)
+	f := m.lock(src)
+	m.lock(empty)
+	m.cache.collectDue(t.Context())
+	require.False(t, f.Detached())
+	require.Equal(t, 1, src.mapped())
+	m.cache.Forget(src.id)
+	m.cache.Forget(empty.id)
+	require.True(t, f.Detached())
+	m.unlocked(src)
+}
+
+// TestLockedPagesOutliveCopies: pages stay mapped while a device copies from them, even if home changes meanwhile.
+func TestLockedPagesOutliveCopies(t *testing.T) {
+	m := newMachine(t, 1, pinnedMemory(64<<20))
+	m.cache.relockAfter = time.Hour
+	src := m.noisyFile(1000 * page.Size)
+	m.lock(src)
+	gate := m.devices[0].Hold(faulty.CopyIn)
+	defer gate.Open()
+	done := make(chan *viewer)
+	go func() {
+		v, err := m.tryView(ViewRequest{Segments: []view.Segment{bytesOf(0, 1000*page.Size)}}, src)
+		if err != nil {
+			t.Error(err)
+		}
+		done <- v
+	}()
+	<-gate.Arrived()
+	src.write(t, 5000, []byte("written meanwhile"))
+	time.Sleep(20 * time.Millisecond)
+	require.Equal(t, 1, src.mapped())
+	gate.Open()
+	v := <-done
+	m.unlocked(src)
+	v.acquire()
+	v.check()
+	v.unmap()
+}
+
+// TestLockedFileBecomesShorter: if a file becomes shorter while a device copies from its locked pages, the bytes are read
+// from home.
+func TestLockedFileBecomesShorter(t *testing.T) {
+	m := newMachine(t, 1, pinnedMemory(64<<20))
+	src := m.noisyFile(1000 * page.Size)
+	m.lock(src)
+	require.NoError(t, src.home.shown.Truncate(10*page.Size))
+	whole := m.view(ViewRequest{Segments: []view.Segment{bytesOf(0, 1000*page.Size)}}, src)
+	whole.check()
+	gathered := m.view(ViewRequest{Segments: []view.Segment{{Offset: 5, Length: 10, Stride: 1000, Count: 4000}}}, src)
+	gathered.check()
+	p := m.run(src, 0, 0, 1000*page.Size, false)
+	require.Equal(t, src.released(m), p.load(0, 1000*page.Size))
+	p.unmap()
+	whole.unmap()
+	gathered.unmap()
+}
+
+// TestLockingFails: a file that cannot be locked takes nothing, and is used like any other.
+func TestLockingFails(t *testing.T) {
+	m := newMachine(t, 2, pinnedMemory(64<<20))
+	lock := func(src *source) error { return m.cache.LockHome(context.Background(), src) }
+	src := m.noisyFile(100 * page.Size)
+	require.ErrorIs(t, lock(src), syscall.EINVAL, "it is not pinned")
+	fails := func(want error, text string) {
+		t.Helper()
+		f := m.pin(src, Pinning{Host: true})
+		err := lock(src)
+		require.ErrorIs(t, err, want)
+		require.ErrorContains(t, err, text)
+		require.Empty(t, m.cache.Inspect(src.id).LockedBytes)
+		m.unlocked(src)
+		m.cache.collectDue(t.Context())
+		require.True(t, f.Detached(), "nothing keeps it")
+	}
+	m.devices[0].Fail(faulty.LockHost, 1, errors.New("no such pages"))
+	fails(syscall.EOPNOTSUPP, "device 0 cannot lock pages of this file: no such pages")
+	require.NoError(t, m.cache.SetPinnedMemory(t.Context(), 1<<20))
+	fails(syscall.ENOSPC, "raise pinned-memory")
+	require.NoError(t, m.cache.SetPinnedMemory(t.Context(), 64<<20))
+	src.home.mu.Lock()
+	src.home.afterMap = func() { src.home.clock++ }
+	src.home.mu.Unlock()
+	f := m.pin(src, Pinning{Host: true})
+	require.ErrorIs(t, lock(src), syscall.EAGAIN, "home changes all the time")
+	m.unlocked(src)
+	src.home.mu.Lock()
+	src.home.afterMap = nil
+	src.home.mu.Unlock()
+	m.cache.relockAfter = 0
+	m.cache.collectDue(t.Context())
+	require.Eventually(t, func() bool { return f.locking.now.Load() != nil }, 10*time.Second, time.Millisecond,
+		"the background tries again")
+}
+
+// TestShareOfLockedFiles: what users pin on the host counts for them, and none has more than the share.
+func TestShareOfLockedFiles(t *testing.T) {
+	m := newMachine(t, 1, pinnedMemory(4*leastLocked))
+	require.NoError(t, m.cache.SetUserShare(0.5))
+	var files []*source
+	for range 3 {
+		files = append(files, m.noisyFile(100*page.Size))
+	}
+	theirs := Pinning{Host: true, User: 12345}
+	for _, src := range files[:2] {
+		require.NoError(t, m.cache.CheckPinning(src.id, 100*page.Size, theirs))
+		m.pin(src, theirs)
+		require.NoError(t, m.cache.LockHome(t.Context(), src))
+		require.NoError(t, m.cache.CheckPinning(src.id, 100*page.Size, theirs), "it counts already")
+	}
+	require.ErrorIs(t, m.cache.CheckPinning(files[2].id, 100*page.Size, theirs), syscall.EDQUOT)
+	v := m.view(ViewRequest{Segments: []view.Segment{bytesOf(0, 100)}}, files[2])
+	m.pin(files[2], theirs)
+	require.ErrorIs(t, m.cache.LockHome(t.Context(), files[2]), syscall.EDQUOT)
+	require.Contains(t, m.cache.Inspect(files[2].id).LockError, "more than user 12345 may pin")
+	v.unmap()
+	m.pin(files[2], Pinning{Host: true})
+	require.NoError(t, m.cache.LockHome(t.Context(), files[2]), "root has all")
+	require.ErrorIs(t, m.cache.CheckPinning(FileID{9, 9}, 2*leastLocked, Pinning{Host: true}), syscall.ENOSPC)
+
+	require.NoError(t, m.cache.SetPinnedMemory(t.Context(), 2*leastLocked))
+	require.EqualValues(t, 2*leastLocked, m.cache.pinned.Files())
+	used, _ := m.cache.pinned.Used()
+	require.EqualValues(t, 2*leastLocked, used)
+}
+
+// TestLockedByLostDevice: what was locked by a device that is lost is locked again by another one.
+func TestLockedByLostDevice(t *testing.T) {
+	m := newMachine(t, 2, pinnedMemory(64<<20))
+	m.cache.relockAfter = 0
+	src := m.noisyFile(100 * page.Size)
+	f := m.lock(src)
+	first := f.locking.now.Load()
+	m.devices[0].Lose()
+	_, err := m.tryView(ViewRequest{Segments: []view.Segment{bytesOf(0, 100)}}, src)
+	require.ErrorIs(t, err, gpubackend.ErrDeviceLost)
+	require.Eventually(t, func() bool {
+		m.cache.collectDue(t.Context())
+		now := f.locking.now.Load()
+		return now != nil && now != first
+	}, 10*time.Second, 10*time.Millisecond)
+	v := m.view(ViewRequest{Device: 1, Segments: []view.Segment{bytesOf(0, 100*page.Size)}}, src)
+	v.check()
+	require.EqualValues(t, 100, f.counters.LockedPages.Load())
+	v.unmap()
+}

@@ -1,0 +1,103 @@
+package mover
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// lockedFile is a Locked over a file in memory. It has the bytes before and after a border, but not across it.
+type lockedFile struct {
+	mem    []byte
+	fd     int
+	border int64
+}
+
+func newLockedFile(t *testing.T, data []byte, border int64) *lockedFile {
+	fd, err := unix.MemfdCreate("locked", unix.MFD_CLOEXEC)
+	require.NoError(t, err)
+	_, err = unix.Write(fd, data)
+	require.NoError(t, err)
+	mem, err := unix.Mmap(fd, 0, len(data), unix.PROT_READ, unix.MAP_SHARED)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		require.NoError(t, unix.Munmap(mem))
+		require.NoError(t, unix.Close(fd))
+	})
+	return &lockedFile{mem, fd, border}
+}
+
+func (l *lockedFile) At(off, n int64) []byte {
+	if off < l.border && off+n > l.border || off+n > int64(len(l.mem)) {
+		return nil
+	}
+	return l.mem[off:][:n:n]
+}
+
+// TestFillFromLocked: the host reads nothing that devices can copy from where it is locked. What is not locked in one
+// piece, and what the file has lost meanwhile, is read from home.
+func TestFillFromLocked(t *testing.T) {
+	const size = 32 << 20
+	f := newFiller(t, size)
+	check := func(x *Fill, locked int64) {
+		t.Helper()
+		require.NoError(t, f.moves.Zero(t.Context(), Acquire, f.into.mem, 0, size))
+		require.NoError(t, x.Run(t.Context(), nil))
+		n := int64(0)
+		for i := range x.Pieces {
+			p := &x.Pieces[i]
+			require.True(t, p.Done)
+			n += p.Ways.Locked
+			for _, s := range p.Steps {
+				at, end := s.Pages.Offset(), s.Pages.End.Offset()
+				got := make([]byte, end-at)
+				require.NoError(t, f.moves.Out(t.Context(), CPURead,
+					[]gpubackend.Copy{{Mem: f.into.mem, Off: at, Host: got}}))
+				require.Equal(t, f.home.data[at:end], got)
+			}
+		}
+		require.Equal(t, locked, n)
+	}
+	from := newLockedFile(t, f.home.data, 5*PieceBytes+page.Size)
+	fill := func() *Fill {
+		x := f.fill()
+		x.From.Locked = from
+		return x
+	}
+	x := fill()
+	f.dev.BufferSizes()
+	check(x, (size-x.Pieces[0].bytes)>>page.Shift)
+	require.Len(t, f.dev.BufferSizes(), 1, "one piece was read")
+
+	x = fill()
+	scattered := make([]Update, 500)
+	for i := range scattered {
+		at := page.Index(i * 16)
+		scattered[i].Pages = page.Range{Start: at, End: at + 1 + page.Index(i%3)}
+	}
+	x.Pieces = Pieces(len(scattered), func(i int) Update { return scattered[i] }, []Run{{Pages: page.From(0).Pages()}}, nil)
+	all := slices.Clone(x.Pieces)
+	check(x, pagesOfPieces(all)-pagesOf(all[slices.IndexFunc(all, func(p Piece) bool {
+		return from.At(p.first().Offset(), p.Steps[len(p.Steps)-1].Pages.End.Offset()-p.first().Offset()) == nil
+	})].Steps))
+
+	require.NoError(t, unix.Ftruncate(from.fd, size/2+page.Size))
+	x = fill()
+	require.NoError(t, f.moves.Zero(t.Context(), Acquire, f.into.mem, 0, size))
+	require.NoError(t, x.Run(t.Context(), nil))
+	got := make([]byte, size)
+	require.NoError(t, f.moves.Out(t.Context(), CPURead, []gpubackend.Copy{{Mem: f.into.mem, Host: got}}))
+	require.Equal(t, f.home.data, got)
+}
+
+func pagesOfPieces(pieces []Piece) (n int64) {
+	for i := range pieces {
+		n += pagesOf(pieces[i].Steps)
+	}
+	return n
+}
