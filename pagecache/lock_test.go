@@ -91,7 +91,7 @@ func TestNobodyWaitsForTheFileBeyondHisContext(t *testing.T) {
 			return err
 		},
 		"map a view": func(ctx context.Context, src *source) error {
-			_, err := src.attached.c.MapView(ctx, []Source{src}, ViewRequest{
+			_, err := src.attached.c.mapView(ctx, []Source{src}, ViewRequest{
 				Segments: []view.Segment{{Length: 1, Count: 1}}, Alignment: 1,
 			})
 			return err

@@ -17,7 +17,7 @@ func BenchmarkUpdate(b *testing.B) {
 			n := r.rangeBytes()
 			s := r.file(n)
 			m := r.mapAll(s, 0, n, true)
-			v, err := r.cache.MapView(r.ctx, []Source{s}, ViewRequest{Alignment: 256,
+			v, err := r.cache.mapView(r.ctx, []Source{s}, ViewRequest{Alignment: 256,
 				Segments: []view.Segment{bytesOf(0, n)}})
 			require.NoError(b, err)
 			pages := scattered(n, 4)

@@ -85,7 +85,7 @@ func BenchmarkView(b *testing.B) {
 			var views []*ViewMapping
 			bytes := int64(0)
 			for _, segments := range x.views {
-				v, err := m.cache.MapView(context.Background(), []Source{src},
+				v, err := m.cache.mapView(context.Background(), []Source{src},
 					ViewRequest{Alignment: 256, Segments: segments})
 				require.NoError(b, err)
 				views, bytes = append(views, v), bytes+v.Size()
@@ -96,7 +96,7 @@ func BenchmarkView(b *testing.B) {
 				var group sync.WaitGroup
 				for _, v := range views {
 					v.v.parts[0].state.Mark(page.From(0).Pages())
-					v.files()[0].expectViews(1) // as MapView does
+					v.files()[0].expectViews(1) // as OpenView does
 				}
 				for _, v := range views {
 					group.Go(func() {

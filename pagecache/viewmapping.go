@@ -15,16 +15,14 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/view"
 )
 
-// ViewRequest is a client's request for a view. Device, UUID, Kind, Lazy, Launder, User and Limited are as in
-// MapRequest.
+// ViewRequest is a client's request for a view. Device, UUID, Kind, User and Limited are as in MapRequest.
 type ViewRequest struct {
 	Device    int
 	UUID      gpubackend.UUID
 	Kind      uint8
-	Segments  []view.Segment // files are numbered as the sources. MapView keeps the slice
+	Segments  []view.Segment // files are numbered as the sources. OpenView keeps the slice
 	Alignment int64          // of each segment in the view
-	Lazy      bool
-	Launder   bool
+	Lazy      bool           // nobody will call Fill
 	User      uint32
 	Limited   bool
 	// Cgroup is as in MapRequest.
@@ -44,25 +42,11 @@ type ViewMapping struct {
 	lifetime
 }
 
-// MapView maps a view of files on a device for a client. Unless the request is lazy, the view is up to date when
-// MapView returns. Its errors are those of OpenView and Fill.
-func (c *Cache) MapView(ctx context.Context, sources []Source, req ViewRequest) (*ViewMapping, error) {
-	m, err := c.OpenView(ctx, sources, req)
-	if err != nil || req.Lazy {
-		return m, err
-	}
-	if err := m.Fill(ctx, req.Launder); err != nil {
-		_ = m.Unmap(ctx)
-		return nil, err
-	}
-	return m, nil
-}
-
-// OpenView is MapView without the bytes, so that a client imports the memory while Fill brings them. The caller calls
-// Fill next, unless the request is lazy: other views of the file may be waiting for it. It blocks on homes, on the
-// device, and on evictions. Errors: EINVAL (segments, alignment), EOVERFLOW (past the largest file), EACCES (a
-// descriptor does not allow reading), ENODEV, ENOMEM (budget, or host memory for the list of segments), ESHUTDOWN, and
-// errors of homes.
+// OpenView maps a view of files on a device for a client, without the bytes, so that the client imports the memory
+// while Fill brings them. The caller calls Fill next, unless the request is lazy: other views of the file may be
+// waiting for it. It blocks on homes, on the device, and on evictions. Errors: EINVAL (segments, alignment), EOVERFLOW
+// (past the largest file), EACCES (a descriptor does not allow reading), ENODEV, ENOMEM (budget, or host memory for the
+// list of segments), ESHUTDOWN, and errors of homes.
 func (c *Cache) OpenView(ctx context.Context, sources []Source, req ViewRequest) (*ViewMapping, error) {
 	dev, err := c.device(gpubackend.Kind(req.Kind), req.Device, req.UUID)
 	if err != nil {

@@ -38,7 +38,7 @@ type View struct {
 	host   int64        // bytes of host memory that the view is charged for; immutable
 	user   uint32       // immutable
 
-	users int    // ViewMappings, and calls of MapView. Protected by Cache.mu
+	users int    // ViewMappings, and calls of OpenView. Protected by Cache.mu
 	used  uint64 // Cache.viewUses when the last user left. Protected by Cache.mu
 
 	// filling has an element while a fill is going on.

@@ -27,6 +27,19 @@ type viewer struct {
 // bytesOf returns a segment of one row.
 func bytesOf(off, n int64) view.Segment { return view.Segment{Offset: off, Length: n, Count: 1} }
 
+// mapView maps a view whose bytes are up to date, unless the request is lazy.
+func (c *Cache) mapView(ctx context.Context, sources []Source, req ViewRequest) (*ViewMapping, error) {
+	m, err := c.OpenView(ctx, sources, req)
+	if err != nil || req.Lazy {
+		return m, err
+	}
+	if err := m.Fill(ctx, false); err != nil {
+		_ = m.Unmap(ctx)
+		return nil, err
+	}
+	return m, nil
+}
+
 func (m *machine) tryView(req ViewRequest, sources ...*source) (*viewer, error) {
 	list := make([]Source, len(sources))
 	for i, s := range sources {
@@ -35,7 +48,7 @@ func (m *machine) tryView(req ViewRequest, sources ...*source) (*viewer, error) 
 	if req.Alignment == 0 {
 		req.Alignment = 256
 	}
-	vm, err := m.cache.MapView(context.Background(), list, req)
+	vm, err := m.cache.mapView(context.Background(), list, req)
 	if err != nil {
 		return nil, err
 	}

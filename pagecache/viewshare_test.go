@@ -39,7 +39,7 @@ func (s *shards) begin(ctx context.Context, r int) {
 	shard := shardOf(r, int64(len(s.src.home.data)))
 	s.group.Go(func() {
 		req := ViewRequest{Device: r, Segments: []view.Segment{shard}, Alignment: 256}
-		vm, err := s.m.cache.MapView(ctx, []Source{s.src}, req)
+		vm, err := s.m.cache.mapView(ctx, []Source{s.src}, req)
 		if s.errs[r] = err; err == nil {
 			s.views[r] = &viewer{vm, s.m, []*source{s.src}}
 		}

@@ -178,7 +178,7 @@ func TestViewWhoseClientEndsWhileOthersFollowIt(t *testing.T) {
 	ctx, kill := context.WithCancel(context.Background())
 	var group sync.WaitGroup
 	var firstErr error
-	group.Go(func() { _, firstErr = m.cache.MapView(ctx, []Source{src}, withAlignment(req)) })
+	group.Go(func() { _, firstErr = m.cache.mapView(ctx, []Source{src}, withAlignment(req)) })
 	<-gate.Arrived()
 	views := make([]*viewer, 2)
 	errs := make([]error, 2)
