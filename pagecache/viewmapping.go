@@ -153,11 +153,7 @@ func (m *ViewMapping) Fill(ctx context.Context, launder bool) error {
 	_, _, err := v.c.atOneVersion(ctx, v.files, func() (int64, error) {
 		return v.acquire(ctx, page.Span(0, v.layout.Size()), launder, m.begun)
 	})
-	if err != nil {
-		v.c.lose(v.dev, err)
-		return v.dev.fault(err)
-	}
-	return nil
+	return err
 }
 
 // leave ends the mapping.

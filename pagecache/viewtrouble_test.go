@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -74,6 +75,18 @@ func TestViewWhoseSourceDeviceIsLost(t *testing.T) {
 			v.check()
 		})
 	}
+}
+
+// TestNoMemoryToFillAView: there is no memory for a copy. The reason is given once.
+func TestNoMemoryToFillAView(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.noisyFile(1 << 20)
+	req := ViewRequest{Segments: []view.Segment{bytesOf(100, 1<<19)}}
+	m.devices[0].Fail(faulty.HostBuffer, 1, gpubackend.ErrNoMemory)
+	_, err := m.tryView(req, src)
+	require.ErrorIs(t, err, syscall.ENOMEM)
+	require.Equal(t, 1, strings.Count(err.Error(), "device 0 has no memory left"), err)
+	m.view(req, src).check()
 }
 
 // TestViewsAskedForAtOnceTakeNoMoreHostMemoryThanThereIs: no request gets through because it did not see the others.
