@@ -247,12 +247,13 @@ def parse_index(text: bytes) -> dict[str, list[str]]:
     if not isinstance(weights, dict):
         raise FormatError("the index has no object weight_map")
     files: dict[str, list[str]] = {}
-    for name, file in weights.items():
+    for name, value in weights.items():
         _check_name(name)
-        if isinstance(file, str) and file in files:
+        file = value if isinstance(value, str) else ""  # "" is no file name either
+        if file in files:
             files[file].append(name)
             continue
-        if not isinstance(file, str) or not file or any(c < " " or "\ud800" <= c <= "\udfff" for c in file):
+        if not file or any(c < " " or "\ud800" <= c <= "\udfff" for c in file):
             raise FormatError(f"the index has no file name for tensor {shown(name)}")
         if file.startswith("/") or not all(part not in ("", ".", "..") for part in file.split("/")):
             raise FormatError(f"the index places tensor {shown(name)} into {shown(file)}, outside of its directory")
