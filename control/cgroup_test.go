@@ -62,11 +62,14 @@ func TestCgroupOfAProcessThatEnded(t *testing.T) {
 	}
 	_, err = cgroupOf(conn, int32(os.Getpid()))
 	require.ErrorContains(t, err, "has ended", "another process has the number")
+	name, err := commandOf(conn, int32(os.Getpid()))
+	require.NoError(t, err)
+	require.Empty(t, name, "another process has the number")
 }
 
-// TestCgroupWithoutDescriptors: while the daemon has no descriptors left, no process counts as one without a cgroup, or
-// as one that has ended.
-func TestCgroupWithoutDescriptors(t *testing.T) {
+// TestProcessWithoutDescriptors: while the daemon has no descriptors left, no process counts as one without a cgroup or
+// a command, or as one that has ended.
+func TestProcessWithoutDescriptors(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	require.NoError(t, err)
@@ -84,11 +87,19 @@ func TestCgroupWithoutDescriptors(t *testing.T) {
 	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
 	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: before.Max}))
 	_, err = s.cgroup()
+	_, nameless := s.command()
 	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &before))
 	require.ErrorIs(t, err, unix.EMFILE)
+	require.ErrorIs(t, nameless, unix.EMFILE)
 	want, err := cgroupOf(conn, s.who.Pid)
 	require.NoError(t, err)
 	got, err := s.cgroup()
+	require.NoError(t, err)
+	require.Equal(t, want, got)
+	want, err = commandOf(conn, s.who.Pid)
+	require.NoError(t, err)
+	require.NotEmpty(t, want)
+	got, err = s.command()
 	require.NoError(t, err)
 	require.Equal(t, want, got)
 }

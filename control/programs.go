@@ -13,7 +13,7 @@ import (
 type Program struct {
 	Process uint32 `json:"process"`
 	User    uint32 `json:"user"`
-	// Name is the command's name when it was first asked for; empty if it could not be read.
+	// Name is the command's name when it was first found out; empty if it cannot be read.
 	Name     string `json:"name"`
 	Mappings int    `json:"mappings"`
 	// Bytes is how much it maps. Bytes that it maps twice count twice.
@@ -38,7 +38,7 @@ func (s *Server) Programs() []Program {
 		}
 		ses.mu.Unlock()
 		if p.Mappings > 0 && p.Name == "" {
-			p.Name = ses.command()
+			p.Name, _ = ses.command()
 		}
 		found[id] = p
 	}
@@ -55,11 +55,16 @@ func (s *Server) Programs() []Program {
 }
 
 // commandOf returns the name of the command of the process that made the connection, or "" if it cannot be read. The
-// process may have ended, and another one may have its number.
-func commandOf(conn *net.UnixConn, pid int32) string {
+// process may have ended, and another one may have its number. commandOf fails if the daemon lacks what it needs to
+// find out.
+func commandOf(conn *net.UnixConn, pid int32) (string, error) {
 	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-	if lives, _ := peerLives(conn); err != nil || !lives {
-		return ""
+	if lacks(err) {
+		return "", err
 	}
-	return strings.TrimSuffix(string(name), "\n")
+	lives, unknown := peerLives(conn)
+	if err != nil || !lives {
+		return "", unknown
+	}
+	return strings.TrimSuffix(string(name), "\n"), nil
 }

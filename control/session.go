@@ -27,9 +27,9 @@ type session struct {
 	server *Server       // immutable
 	conn   *net.UnixConn // immutable
 	who    unix.Ucred    // the process at the other end; immutable
-	// cgroup and command are the process's when they are first asked for. If cgroup fails, a later call tries again.
+	// cgroup and command are the process's when they are first asked for. If one fails, a later call tries again.
 	cgroup  func() (string, error)
-	command func() string
+	command func() (string, error)
 	asked   atomic.Int64 // requests so far
 	user    *user        // immutable, as are the next three: set before run
 	// ordinary means that the user has limits. statusOnly means that there are too many sessions for this one to map
@@ -109,7 +109,7 @@ func newSession(s *Server, conn *net.UnixConn, who unix.Ucred) *session {
 		conn:     conn,
 		who:      who,
 		cgroup:   untilKnown(func() (string, error) { return cgroupOf(conn, who.Pid) }),
-		command:  sync.OnceValue(func() string { return commandOf(conn, who.Pid) }),
+		command:  untilKnown(func() (string, error) { return commandOf(conn, who.Pid) }),
 		log:      s.opts.Log.With("pid", who.Pid, "uid", who.Uid),
 		slots:    make(chan struct{}, s.opts.MaxRequests),
 		running:  make(map[requestID]struct{}),
