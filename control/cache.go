@@ -71,7 +71,7 @@ type ViewMapping interface {
 	Mapping
 	// Size returns the bytes of the view.
 	Size() int64
-	// Fill brings the view up to date for the first time.
+	// Fill brings the view up to date for the first time. If it fails, it may be called again.
 	Fill(ctx context.Context, launder bool) error
 }
 

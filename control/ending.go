@@ -12,29 +12,29 @@ import (
 // their mappings are released and unmapped, unless a backing file or a device hangs.
 const endingPatience = 10 * time.Second
 
-// openLast calls open. If open finds no memory while the memory of ended clients is still being given back, it tries
-// again: when a process has died, others may expect its memory to be free.
-func (s *session) openLast(open func() (Mapping, error)) (Mapping, error) {
+// patiently calls do. If do finds no memory while the memory of ended clients is still being given back, patiently
+// tries again: when a process has died, others may expect its memory to be free.
+func (s *session) patiently(do func() error) error {
 	patience := time.After(endingPatience)
 	for {
 		ended := s.server.endings.Load()
-		m, err := open()
+		err := do()
 		if !errors.Is(err, syscall.ENOMEM) {
-			return m, err
+			return err
 		}
 		ending := s.server.endingBeside(s)
 		if ending == nil && s.server.endings.Load() == ended {
-			return nil, err
+			return err
 		}
 		if ending == nil {
-			continue // the session ended after open had looked
+			continue // the session ended after do had looked
 		}
 		select {
 		case <-ending:
 		case <-patience:
-			return nil, err
+			return err
 		case <-s.ctx.Done():
-			return nil, err
+			return err
 		}
 	}
 }

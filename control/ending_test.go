@@ -37,3 +37,39 @@ func TestGivenBackAtTheLastMoment(t *testing.T) {
 	close(open)
 	require.Equal(t, uint16(mapped), next.read().typ)
 }
+
+// TestBytesOfAViewAtTheLastMoment: the memory that is missing to fill a view is a gone client's.
+func TestBytesOfAViewAtTheLastMoment(t *testing.T) {
+	open, refused := make(chan struct{}), make(chan struct{}, 100)
+	cache := &controltest.Cache{Devices: 1, UnmapGate: func() { <-open }}
+	cache.Gate = func(context.Context) error {
+		if live, _ := cache.Mapped(); live > 1 {
+			refused <- struct{}{}
+			return syscall.ENOMEM
+		}
+		return nil
+	}
+	s := start(t, cache)
+	dead, next := s.connect(), s.connectViews()
+	dead.mapOne(s)
+	ask := func() (mapping uint64) {
+		one := [][5]uint64{{0, 1, 0, 1, 0}}
+		next.send(viewRequest{alignment: 1, tokens: [][16]byte{s.token()}, segments: one}.frame(2))
+		m := next.read()
+		require.Equal(t, uint16(mapped), m.typ)
+		require.Equal(t, uint16(extents), next.read().typ)
+		<-refused
+		return m.mapping()
+	}
+
+	view := ask()
+	require.Equal(t, syscall.ENOMEM, next.read().errno(), "the other client lives")
+	require.Zero(t, next.call(frame(unmap, 3, view)).errno())
+
+	dead.close()
+	ask()
+	close(open)
+	last := next.read()
+	require.Equal(t, uint16(extents), last.typ)
+	require.Zero(t, last.fds)
+}

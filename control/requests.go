@@ -339,7 +339,11 @@ func (s *session) addMapping(m *openMap, open func() (Mapping, error)) (*openMap
 		s.mu.Unlock()
 		return nil, mapped{}, err
 	}
-	cm, err := s.openLast(open)
+	var cm Mapping
+	err := s.patiently(func() (err error) {
+		cm, err = open()
+		return err
+	})
 	s.mu.Lock()
 	s.reserved--
 	if err != nil {

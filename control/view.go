@@ -80,7 +80,8 @@ func (s *session) serveMapView(id requestID, r mapViewRequest) {
 	if !s.sendMapping(id, m, reply, lazy) || lazy {
 		return
 	}
-	if err := m.Mapping.(ViewMapping).Fill(s.ctx, r.flags&mapLaunder != 0); err != nil {
+	err = s.patiently(func() error { return m.Mapping.(ViewMapping).Fill(s.ctx, r.flags&mapLaunder != 0) })
+	if err != nil {
 		s.finish(id, err) // the client gives the mapping back
 		return
 	}

@@ -142,7 +142,8 @@ func (m *ViewMapping) begin(ctx context.Context, req ViewRequest, by residency.T
 }
 
 // Fill brings the view up to date for the first time. With launder, it first flushes the kernel's dirty pages of the
-// files. It blocks on homes and on the device. Errors: EINVAL after Unmap, ENODEV, and errors of homes.
+// files. It blocks on homes and on the device. If it fails, it may be called again. Errors: EINVAL after Unmap, ENODEV,
+// ENOMEM (host memory for copies), and errors of homes.
 func (m *ViewMapping) Fill(ctx context.Context, launder bool) error {
 	defer m.begun()
 	if err := m.enter(m.v.dev); err != nil {

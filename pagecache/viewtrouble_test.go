@@ -77,16 +77,19 @@ func TestViewWhoseSourceDeviceIsLost(t *testing.T) {
 	}
 }
 
-// TestNoMemoryToFillAView: there is no memory for a copy. The reason is given once.
+// TestNoMemoryToFillAView: there is no memory for a copy. The reason is given once, and the view can be filled later.
 func TestNoMemoryToFillAView(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(1 << 20)
-	req := ViewRequest{Segments: []view.Segment{bytesOf(100, 1<<19)}}
+	req := withAlignment(ViewRequest{Segments: []view.Segment{bytesOf(100, 1<<19)}})
+	vm, err := m.cache.OpenView(t.Context(), []Source{src}, req)
+	require.NoError(t, err)
 	m.devices[0].Fail(faulty.HostBuffer, 1, gpubackend.ErrNoMemory)
-	_, err := m.tryView(req, src)
+	err = vm.Fill(t.Context(), false)
 	require.ErrorIs(t, err, syscall.ENOMEM)
 	require.Equal(t, 1, strings.Count(err.Error(), "device 0 has no memory left"), err)
-	m.view(req, src).check()
+	require.NoError(t, vm.Fill(t.Context(), false))
+	(&viewer{vm, m, []*source{src}}).check()
 }
 
 // TestViewsAskedForAtOnceTakeNoMoreHostMemoryThanThereIs: no request gets through because it did not see the others.
