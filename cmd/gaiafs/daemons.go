@@ -24,6 +24,7 @@ import (
 // found is a daemon that was found through its socket.
 type found struct {
 	control.Listener
+	doc    []byte // the status as the daemon sent it
 	status statusDocument
 	err    error // why there is no status
 }
@@ -37,7 +38,12 @@ func findDaemons(mountpoint string, patience time.Duration) []found {
 	}
 	var asked sync.WaitGroup
 	for i := range all {
-		asked.Go(func() { all[i].status, all[i].err = statusOf(all[i].Path, patience) })
+		asked.Go(func() {
+			f := &all[i]
+			if f.doc, f.err = askStatus(f.Path, patience); f.err == nil {
+				f.err = json.Unmarshal(f.doc, &f.status)
+			}
+		})
 	}
 	asked.Wait()
 	return all
@@ -45,6 +51,23 @@ func findDaemons(mountpoint string, patience time.Duration) []found {
 
 // askedFor is how long to wait for daemons that the user did not name.
 const askedFor = 2 * time.Second
+
+// mounted returns the daemon of the mount that a process sees at a mountpoint. ok is false if it is not known which
+// daemon that is: only root and the user who mounted can find out.
+func mounted(mountpoint string, patience time.Duration) (f found, ok bool) {
+	m, err := fs.MountAt(mountpoint)
+	if err != nil || m.Type != fs.Type {
+		return found{}, false
+	}
+	all := slices.DeleteFunc(findDaemons(m.Mountpoint, patience), func(f found) bool {
+		s := f.status.Mount
+		return f.err != nil || s.Detached || s.Mountpoint != m.Mountpoint || s.Source != m.Source
+	})
+	if len(all) != 1 { // none, or also one in another mount namespace
+		return found{}, false
+	}
+	return all[0], true
+}
 
 // findByPID finds the daemon with this process ID.
 func findByPID(pid int, patience time.Duration) (found, error) {

@@ -207,3 +207,24 @@ func TestInfoOfAHungFile(t *testing.T) {
 		time.Millisecond, "the abandoned open ends, too")
 	require.Equal(t, exitOK, s.end(t))
 }
+
+// The status does not wait for SOURCE, although SOURCE is asked when the mountpoint is opened.
+func TestStatusOfAHungSource(t *testing.T) {
+	p := newPlace(t)
+	h := hungfs.Mount(t, t.TempDir(), p.source)
+	s := mountAt(t, p, "--gpus=none", "--attr-timeout=0s")
+	h.Hang("getattr", "open", "opendir")
+	_, err := askStatus(p.mountpoint, 100*time.Millisecond)
+	require.ErrorIs(t, err, errNoAnswer)
+	for _, line := range [][]string{{"status"}, {"status", p.mountpoint}, {"top", "--once", p.mountpoint}} {
+		cmd := command(t, line...)
+		late := time.AfterFunc(time.Minute, h.Answer)
+		r := execute(t, cmd)
+		require.True(t, late.Stop(), "%v waits", line)
+		require.Equal(t, exitOK, r.code, "%v: %s", line, r.err)
+	}
+	h.Answer()
+	require.Eventually(t, func() bool { return gaiafsCommand(t, "umount", p.mountpoint).code == exitOK }, 30*time.Second,
+		time.Millisecond, "the abandoned open ends, too")
+	require.Equal(t, exitOK, s.end(t))
+}

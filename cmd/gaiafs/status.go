@@ -232,7 +232,7 @@ func (q *statusQuery) ask(cmd *cobra.Command, args []string) ([]byte, error) {
 		}
 		return askStatus(f.Path, q.timeout.Duration)
 	}
-	doc, err := askStatus(args[0], q.timeout.Duration)
+	doc, err := askDaemon(args[0], q.timeout.Duration)
 	if !isNoMount(err) {
 		if err != nil {
 			return nil, statusError(args[0], err)
@@ -279,6 +279,17 @@ var errNoAnswer = errors.New("the daemon does not answer")
 // askStatus asks the daemon for its status, through a mountpoint or a socket.
 func askStatus(where string, patience time.Duration) ([]byte, error) {
 	return within(where, patience, func() ([]byte, error) { return statusFrom(where) })
+}
+
+// askDaemon is askStatus for commands that do not use the files of the mount. A mountpoint cannot be opened while
+// SOURCE does not answer, so askDaemon prefers the daemon's socket.
+func askDaemon(where string, patience time.Duration) ([]byte, error) {
+	return within(where, patience, func() ([]byte, error) {
+		if f, ok := mounted(where, min(patience, askedFor)); ok {
+			return f.doc, nil
+		}
+		return statusFrom(where)
+	})
 }
 
 // patience is how long commands without a timeout setting wait for a daemon's answer.

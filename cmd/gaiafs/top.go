@@ -26,7 +26,7 @@ It uses no colours.`,
   gaiafs top --once /mnt/data`,
 		Args: arguments("MOUNTPOINT"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			s, err := statusOf(args[0], patience)
+			s, err := shownBy(args[0])
 			if err != nil {
 				return statusError(args[0], err)
 			}
@@ -69,6 +69,11 @@ type topSample struct {
 	at time.Time
 }
 
+// shownBy asks the daemon of a mountpoint for the status.
+func shownBy(mountpoint string) (statusDocument, error) {
+	return decode[statusDocument](askDaemon(mountpoint, patience))
+}
+
 // topModel is the state of the live view (tea.Model).
 type topModel struct {
 	mountpoint    string
@@ -91,7 +96,7 @@ func (m topModel) Init() tea.Cmd { return m.sample() }
 // sample asks for the status after m.every. If the daemon does not answer within patience, the view ends.
 func (m topModel) sample() tea.Cmd {
 	return tea.Tick(m.every, func(time.Time) tea.Msg {
-		s, err := statusOf(m.mountpoint, patience)
+		s, err := shownBy(m.mountpoint)
 		return sampled{topSample{s, time.Now()}, err}
 	})
 }
