@@ -17,33 +17,32 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/internal/testdisk"
 )
 
 // smallDisk mounts a new ext4 of 64 MiB, a fifth of which is reserved for root, and returns its path.
-func smallDisk(t *testing.T, options ...string) string {
+func smallDisk(t *testing.T) string {
 	t.Helper()
-	return newDisk(t, 64<<20, []string{"mkfs.ext4", "-q", "-b", "4096", "-m", "20"}, options...)
+	return newDisk(t, "ext4", 64<<20, "-m", "20")
 }
 
-// newDisk makes a filesystem of size bytes in a file, mounts it and returns its path.
-func newDisk(t *testing.T, size int64, mkfs []string, options ...string) string {
+// newDisk makes a filesystem of size bytes in a file, mounts it where all users may use it, and returns its path.
+// Arguments are for mkfs.
+func newDisk(t *testing.T, kind string, size int64, arguments ...string) string {
 	t.Helper()
-	requireRoot(t)
-	requireTool(t, mkfs[0])
+	image, missing := testdisk.Make(t, kind, size, arguments...)
+	if missing != "" {
+		t.Skip(missing)
+	}
 	dir, err := os.MkdirTemp("", testPrefix)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
 	require.NoError(t, os.Chmod(dir, 0755))
-	image, disk := filepath.Join(dir, "image"), filepath.Join(dir, "disk")
-	require.NoError(t, os.WriteFile(image, nil, 0600))
-	require.NoError(t, os.Truncate(image, size))
+	disk := filepath.Join(dir, "disk")
 	require.NoError(t, os.Mkdir(disk, 0755))
-	run(t, exec.Command(mkfs[0], append(mkfs[1:], image)...))
-	args := append([]string{"-o", "loop"}, options...)
-	if out, err := exec.Command("mount", append(args, image, disk)...).CombinedOutput(); err != nil {
-		t.Skipf("%s or loop devices are not available: %s", mkfs[0], out)
+	if missing := testdisk.Attach(t, image, disk); missing != "" {
+		t.Skip(missing)
 	}
-	t.Cleanup(func() { run(t, exec.Command("umount", disk)) })
 	require.NoError(t, os.Chmod(disk, 0777))
 	return disk
 }
@@ -57,7 +56,7 @@ func diskWithQuota(t *testing.T) string {
 	random, err := os.ReadFile("/proc/sys/kernel/random/uuid")
 	require.NoError(t, err)
 	id := strings.TrimSpace(string(random))
-	disk := newDisk(t, 256<<20, []string{"mkfs.btrfs", "-q", "-U", id})
+	disk := newDisk(t, "btrfs", 256<<20, "-U", id)
 	override := filepath.Join("/sys/fs/btrfs", id, "quota_override")
 	if err := os.WriteFile(override, []byte("1"), 0); err != nil {
 		t.Logf("the quota holds for root, too: %v", err)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -15,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/internal/testdisk"
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
@@ -68,27 +68,16 @@ func TestSparseFilesAfterADeviceWroteIntoAHole(t *testing.T) {
 func sourceOn(t *testing.T, kind string, size int64) func(*Options) {
 	t.Helper()
 	requireRoot(t)
-	dir, err := os.MkdirTemp("", testPrefix+"source-")
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
-	at := filepath.Join(dir, "fs")
-	require.NoError(t, os.Mkdir(at, 0755))
+	at := t.TempDir()
 	if kind == "tmpfs" {
 		require.NoError(t, unix.Mount("tmpfs", at, "tmpfs", 0, fmt.Sprintf("size=%d", size)))
+		t.Cleanup(func() { testdisk.Detach(t, at) })
 	} else {
-		requireTool(t, "mkfs."+kind)
-		image := filepath.Join(dir, "image")
-		require.NoError(t, os.WriteFile(image, nil, 0600))
-		require.NoError(t, os.Truncate(image, size))
-		run(t, exec.Command("mkfs."+kind, "-q", image))
-		if out, err := exec.Command("mount", "-o", "loop", image, at).CombinedOutput(); err != nil {
-			t.Skipf("mounting a loop device: %v: %s", err, out)
-		}
+		at = newDisk(t, kind, size)
 	}
-	t.Cleanup(func() { require.NoError(t, unix.Unmount(at, 0)) })
 	source := filepath.Join(at, "source")
 	require.NoError(t, os.Mkdir(source, 0777))
-	return func(o *Options) { o.Source = source }
+	return on(source)
 }
 
 // TestFilesOfTheLargestSize makes a device and programs use the last bytes that a file can have.

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -16,35 +15,26 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gaiafs/gaiafs/internal/hungfs"
+	"github.com/gaiafs/gaiafs/internal/testdisk"
 )
 
 // diskPlace returns a place whose SOURCE is a separate ext4, and the file with that filesystem.
 func diskPlace(t *testing.T) (p place, image string) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to mount a filesystem")
-	}
-	for _, tool := range []string{"mkfs.ext4", "mount"} {
-		if _, err := exec.LookPath(tool); err != nil {
-			t.Skipf("%s is not installed", tool)
-		}
+	image, missing := testdisk.Make(t, "ext4", 32*mib)
+	if missing != "" {
+		t.Skip(missing)
 	}
 	p = newPlace(t)
-	image = filepath.Join(t.TempDir(), "image")
-	require.NoError(t, os.WriteFile(image, nil, 0o600))
-	require.NoError(t, os.Truncate(image, 32*mib))
-	out, err := exec.Command("mkfs.ext4", "-q", image).CombinedOutput()
-	require.NoError(t, err, string(out))
 	p.mountDisk(t, image)
 	return p, image
 }
 
 func (p place) mountDisk(t *testing.T, image string) {
 	t.Helper()
-	if out, err := exec.Command("mount", "-o", "loop,errors=remount-ro", image, p.source).CombinedOutput(); err != nil {
-		t.Skipf("a file cannot be mounted here: %s", out)
+	if missing := testdisk.Attach(t, image, p.source, "errors=remount-ro"); missing != "" {
+		t.Skip(missing)
 	}
-	t.Cleanup(func() { _ = unix.Unmount(p.source, unix.MNT_DETACH) })
 }
 
 // shutDown makes every further write to SOURCE fail with EIO, as if its disk were gone (FS_IOC_SHUTDOWN of ext4).

@@ -105,13 +105,14 @@ var rules = []rule{
 	{"internal/fakecuda", []string{testify}, true},
 	{"internal/testdevice", []string{"gpubackend", "gpubackend/emulated", "gpubackend/cuda"}, true},
 	{"internal/hungfs", []string{fuse, testify, sys}, true},
+	{"internal/testdisk", []string{testify, sys}, true},
 	{"internal/testmount", []string{"client/go", "control", "fs", "gpubackend", "gpubackend/emulated",
 		"gpubackend/faulty", "pagecache", "internal/fakecuda", "internal/testdevice", "internal/page", testify, sys},
 		true},
 	{"internal/mounttest", []string{"client/go", "internal/fakecuda", "internal/page", "internal/model",
-		"internal/testdevice", "internal/testmount", porcupine, testify, rapid, sys}, true},
-	{"internal/stress", []string{"client/go", "internal/page", "internal/testdevice", "internal/testmount", testify,
-		sys}, true},
+		"internal/testdevice", "internal/testdisk", "internal/testmount", porcupine, testify, rapid, sys}, true},
+	{"internal/stress", []string{"client/go", "internal/page", "internal/testdevice", "internal/testdisk",
+		"internal/testmount", testify, sys}, true},
 }
 
 // forTests are modules that every test may import in addition. Tests may also import any package of gaiafs to build

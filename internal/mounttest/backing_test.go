@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/gaiafs/gaiafs/internal/testmount"
+	"github.com/gaiafs/gaiafs/internal/testdisk"
 )
 
 // backings are the filesystems for SOURCE. Each function returns a fresh, empty directory, or says why it cannot make
@@ -18,8 +18,8 @@ var backings = []struct {
 	name string
 	make func(t testing.TB) (dir string, missing string)
 }{
-	{"ext4", func(t testing.TB) (string, string) { return testmount.Disk(t, "ext4", 128<<20) }},
-	{"xfs", func(t testing.TB) (string, string) { return testmount.Disk(t, "xfs", 512<<20) }},
+	{"ext4", func(t testing.TB) (string, string) { return testdisk.Mount(t, "ext4", 128<<20) }},
+	{"xfs", func(t testing.TB) (string, string) { return testdisk.Mount(t, "xfs", 512<<20) }},
 	{"tmpfs", func(t testing.TB) (string, string) { return attach(t, "tmpfs", "tmpfs", 0, "size=256m") }},
 	{"overlay", overlay},
 }
@@ -29,7 +29,7 @@ func attach(t testing.TB, source, kind string, flags uintptr, options string) (d
 	if err := unix.Mount(source, dir, kind, flags, options); err != nil {
 		return "", fmt.Sprintf("%s cannot be mounted here: %v", kind, err)
 	}
-	t.Cleanup(func() { testmount.Detach(t, dir) })
+	t.Cleanup(func() { testdisk.Detach(t, dir) })
 	return dir, ""
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/gaiafs/gaiafs/internal/testdisk"
 	"github.com/gaiafs/gaiafs/internal/testmount"
 )
 
@@ -17,7 +18,7 @@ import (
 func TestSeveralCoresOnAFullDisk(t *testing.T) {
 	const size, left = 64 << 20, 24 << 20
 	requireTool(t, "mkfs.ext4")
-	disk, missing := testmount.Disk(t, "ext4", 160<<20)
+	disk, missing := testdisk.Mount(t, "ext4", 160<<20)
 	if missing != "" {
 		t.Skip(missing)
 	}
