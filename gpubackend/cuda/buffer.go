@@ -24,10 +24,11 @@ const (
 	idleFor = 15 * time.Minute
 )
 
-// pinned is page-locked memory of the driver.
+// pinned is page-locked memory: of the driver, or of a file.
 type pinned struct {
 	base unsafe.Pointer
 	size int
+	file bool
 }
 
 func (p pinned) bytes() []byte { return unsafe.Slice((*byte)(p.base), p.size) }
@@ -40,7 +41,7 @@ func (d *driver) pin(n int) (p pinned, err error) {
 	return p, d.check("cuMemHostAlloc", d.memHostAlloc(&p.base, uintptr(n), hostPortable))
 }
 
-// locked has the page-locked memory of HostBuffer of all devices. Each device copies from the others' memory as from
+// locked has the page-locked memory of HostBuffer and LockHost of all devices. Each device copies from the others' memory as from
 // its own (hostPortable).
 var locked lockedMemory
 
@@ -233,17 +234,23 @@ func (p pinned) has(b []byte) bool {
 // the device, during which the caller keeps the buffers.
 type lookup struct{ last pinned }
 
-// holds is lockedMemory.holds, but returns the address of the allocation.
+// leastOfFile is the smallest copy that is made from where a file's pages are locked. The driver reads less than 32 KiB
+// with the CPU, which ends the process if the file has become shorter.
+const leastOfFile = 64 << 10
+
+// holds is lockedMemory.holds, but returns the address of the allocation. It does not find what must be staged.
 func (l *lookup) holds(p []byte) (allocation address, ok bool) {
-	if l.last.base != nil && l.last.has(p) {
-		return l.last.at(0), true
+	if l.last.base == nil || !l.last.has(p) {
+		last, ok := locked.holds(p)
+		if !ok {
+			return 0, false
+		}
+		l.last = last
 	}
-	last, ok := locked.holds(p)
-	if !ok {
+	if l.last.file && len(p) < leastOfFile {
 		return 0, false
 	}
-	l.last = last
-	return last.at(0), true
+	return l.last.at(0), true
 }
 
 // HostBuffer returns page-locked memory with arbitrary contents. The garbage collector does not own it: it must not be

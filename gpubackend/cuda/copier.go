@@ -2,9 +2,11 @@ package cuda
 
 import (
 	"context"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/mapped"
 )
 
 const (
@@ -125,17 +127,27 @@ func (c *copier) free() error {
 const mostPitch = 1<<31 - 1
 
 // cutRows appends a piece with rows to moves. If it is page-locked, the driver copies many rows in one call. Otherwise
-// they become moves of their own, which are staged side by side.
+// they become moves of their own, which are staged side by side. Of a file, the driver gets only what it does not take
+// for a small copy without rows (leastOfFile).
 func cutRows(moves []move, look *lookup, c *gpubackend.Copy) []move {
-	m := c.Mem.(*memory)
-	pinned, direct := look.holds(c.Host)
-	if !direct || c.Stride > mostPitch || c.Row > directSize {
-		for off, row := range c.Rows() {
-			moves = cut(moves, look, move{mem: m, dev: m.base + address(off), host: row})
+	m, host, n := c.Mem.(*memory), c.Host, int64(len(c.Host))
+	pinned, direct := look.holds(host)
+	var rest *gpubackend.Copy
+	switch last := (n-1)%c.Stride + 1; {
+	case !direct || c.Stride > mostPitch || c.Row > directSize:
+		return cutEach(moves, look, c)
+	case !look.last.file:
+	case c.Row == c.Stride:
+		return cut(moves, look, move{mem: m, dev: m.base + address(c.Off), host: host})
+	case last < c.Row || c.Bytes() > directSize:
+		full := min((n-last)/c.Stride, directSize/c.Row) // rows
+		if full < 2 {
+			return cutEach(moves, look, c)
 		}
-		return moves
+		rest = &gpubackend.Copy{Mem: m, Off: c.Off + full*c.Row, Host: host[full*c.Stride:], Row: c.Row, Stride: c.Stride}
+		host = host[:(full-1)*c.Stride+c.Row]
 	}
-	dev, host, row, stride := m.base+address(c.Off), c.Host, int(c.Row), int(c.Stride)
+	dev, row, stride := m.base+address(c.Off), int(c.Row), int(c.Stride)
 	for rows := directSize / row; len(host) > rows*stride; {
 		moves = append(moves, move{mem: m, dev: dev, host: host[:(rows-1)*stride+row], direct: true, pinned: pinned,
 			row: row, stride: stride})
@@ -145,25 +157,32 @@ func cutRows(moves []move, look *lookup, c *gpubackend.Copy) []move {
 		moves = append(moves, move{mem: m, dev: dev, host: host, direct: true, pinned: pinned,
 			row: row, stride: stride})
 	}
+	if rest != nil {
+		moves = cutEach(moves, look, rest)
+	}
+	return moves
+}
+
+// cutEach appends each row of a piece to moves.
+func cutEach(moves []move, look *lookup, c *gpubackend.Copy) []move {
+	for off, row := range c.Rows() {
+		m := c.Mem.(*memory)
+		moves = cut(moves, look, move{mem: m, dev: m.base + address(off), host: row})
+	}
 	return moves
 }
 
 // cut appends a piece without rows to moves, in parts that fit a chunk and that several goroutines can copy.
 func cut(moves []move, look *lookup, m move) []move {
-	m.pinned, m.direct = look.holds(m.host)
-	most := shareSize
-	if m.direct {
-		most = directSize
-	}
-	for len(m.host) > most {
+	for len(m.host) > 0 {
 		part := m
-		part.host = m.host[:most]
+		most := shareSize
+		if part.pinned, part.direct = look.holds(m.host); part.direct {
+			most = directSize
+		}
+		part.host = m.host[:min(len(m.host), most)]
 		moves = append(moves, part)
-		m.host = m.host[most:]
-		m.dev += address(most)
-	}
-	if len(m.host) > 0 {
-		moves = append(moves, m)
+		m.host, m.dev = m.host[len(part.host):], m.dev+address(len(part.host))
 	}
 	return moves
 }
@@ -212,8 +231,8 @@ func (c *copier) run(ctx context.Context, moves []move) error {
 
 // submit begins the moves through k, and returns while they are under way.
 func (c *copier) submit(k *chunk, moves []move) error {
-	if !c.toHost {
-		stage(k.memory.bytes(), moves, false)
+	if !c.toHost && !stage(k.memory.bytes(), moves, false) {
+		return gpubackend.ErrHostGone
 	}
 	k.moves = moves
 	c.to, c.from, c.sizes, c.rows = c.to[:0], c.from[:0], c.sizes[:0], c.rows[:0]
@@ -325,7 +344,8 @@ func (c *copier) finish(k *chunk) error {
 }
 
 // stage copies between a chunk and the moves' memory that is not page-locked. It uses several cores for large copies.
-func stage(chunk []byte, moves []move, out bool) {
+// It reports whether all that memory was there.
+func stage(chunk []byte, moves []move, out bool) (all bool) {
 	parts := make([][]byte, len(moves))
 	total := 0
 	for i, m := range moves {
@@ -334,13 +354,15 @@ func stage(chunk []byte, moves []move, out bool) {
 			total += len(m.host)
 		}
 	}
+	var gone atomic.Bool
 	inParallel(len(moves), total, func(i int) {
 		switch {
 		case moves[i].direct:
 		case out:
 			copy(moves[i].host, parts[i])
-		default:
-			copy(parts[i], moves[i].host)
+		case !mapped.Try(func() { copy(parts[i], moves[i].host) }):
+			gone.Store(true)
 		}
 	})
+	return !gone.Load()
 }

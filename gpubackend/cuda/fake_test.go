@@ -26,6 +26,7 @@ type fake struct {
 	events     map[eventHandle]fakeEvent
 	device     map[address][]byte // cuMemAlloc and mapped memory
 	host       map[address][]byte // page-locked
+	files      map[address][]byte // the part of host that is files
 	reserved   map[address]uintptr
 	access     map[address]map[int32]bool // by mapping: the GPUs that may use it
 	handles    map[memoryHandle]*fakeHandle
@@ -70,7 +71,7 @@ func newFake() *fake {
 	return &fake{
 		current: map[int]contextHandle{}, access: map[address]map[int32]bool{}, count: 1, next: 1 << 40,
 		streams: map[streamHandle]*fakeStream{}, events: map[eventHandle]fakeEvent{},
-		device: map[address][]byte{}, host: map[address][]byte{}, reserved: map[address]uintptr{},
+		device: map[address][]byte{}, host: map[address][]byte{}, files: map[address][]byte{}, reserved: map[address]uintptr{},
 		handles: map[memoryHandle]*fakeHandle{},
 		attributes: map[int32]int32{
 			attrMultiprocessors: 4, attrUnifiedAddressing: 1, attrCapabilityMajor: 9, attrVMM: 1, attrPOSIXHandles: 1,
@@ -145,6 +146,11 @@ func (g *fake) reaches(d deviceHandle, a address, n uintptr) bool {
 		}
 	}
 	return false
+}
+
+// reads reports whether the driver would read with the CPU what may have left the file.
+func (g *fake) reads(from address, n uintptr) bool {
+	return n < 32<<10 && find(from, n, g.files) != nil
 }
 
 // queue appends work to a stream. It is done when a call waits for it.

@@ -165,6 +165,7 @@ func (g *fake) bindMemory(d *driver) {
 				return invalidValue
 			}
 			g.host[hostAddress(p)] = unsafe.Slice((*byte)(p), n)
+			g.files[hostAddress(p)] = g.host[hostAddress(p)]
 			return success
 		})
 	}
@@ -174,12 +175,16 @@ func (g *fake) bindMemory(d *driver) {
 				return invalidValue
 			}
 			delete(g.host, hostAddress(p))
+			delete(g.files, hostAddress(p))
 			return success
 		})
 	}
 	d.memcpyHtoDAsync = func(to, from address, n uintptr, s streamHandle) result {
 		return g.call("cuMemcpyHtoDAsync", true, func() result {
 			g.uploaded += int(n)
+			if g.reads(from, n) {
+				return invalidValue
+			}
 			return g.queue(s, func() result { return g.move(to, from, n) })
 		})
 	}
@@ -215,6 +220,11 @@ func (g *fake) bindMemory(d *driver) {
 			tos := append([]address{}, unsafe.Slice(to, count)...)
 			froms := append([]address{}, unsafe.Slice(from, count)...)
 			ns := append([]uintptr{}, unsafe.Slice(sizes, count)...)
+			for i := range ns {
+				if g.reads(froms[i], ns[i]) {
+					return invalidValue
+				}
+			}
 			return g.queue(s, func() result {
 				for i := range ns {
 					if r := g.move(tos[i], froms[i], ns[i]); r != success {

@@ -10,7 +10,7 @@ import (
 // LockHost registers the memory with the driver, for all GPUs. The driver pins the pages, so a file that becomes
 // shorter keeps them until unlock. Registering reads what is missing from the file, so it is no job of a lane.
 func (d *device) LockHost(mem []byte) (unlock func() error, err error) {
-	p := pinned{base: unsafe.Pointer(unsafe.SliceData(mem)), size: len(mem)}
+	p := pinned{base: unsafe.Pointer(unsafe.SliceData(mem)), size: len(mem), file: true}
 	if p.size == 0 || (uintptr(p.base)|uintptr(p.size))%pageSize != 0 {
 		return nil, fmt.Errorf("%w: %d bytes at %p are not pages of the host", gpubackend.ErrRange, p.size, p.base)
 	}

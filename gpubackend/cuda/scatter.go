@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/mapped"
 )
 
 // Copy engines take more than a microsecond for each piece, however small. So many scattered pages are copied side by
@@ -125,8 +126,8 @@ func (w *worker) scatterPages(pages []move, toHost bool) error {
 	for i, m := range pages {
 		putWords(host[8*i:], uint64(m.dev))
 	}
-	if !toHost {
-		w.stage(pagesAt, pages, false)
+	if !toHost && !w.stage(pagesAt, pages, false) {
+		return gpubackend.ErrHostGone
 	}
 	start := time.Now()
 	err := w.up(0, 8*len(pages))
@@ -153,8 +154,9 @@ func (w *worker) scatterPages(pages []move, toHost bool) error {
 	return nil
 }
 
-// stage copies between the worker's page-locked memory, from `from` on, and pages that are not page-locked.
-func (w *worker) stage(from int, pages []move, out bool) {
+// stage copies between the worker's page-locked memory, from `from` on, and pages that are not page-locked. It reports
+// whether all these were there.
+func (w *worker) stage(from int, pages []move, out bool) (all bool) {
 	n := 0
 	for i := range pages {
 		if !pages[i].direct {
@@ -162,18 +164,20 @@ func (w *worker) stage(from int, pages []move, out bool) {
 		}
 	}
 	if n == 0 {
-		return
+		return true
 	}
+	var gone atomic.Bool
 	staging := w.host.bytes()[from:]
 	inParallel(len(pages), n*pageSize, func(i int) {
 		switch here := staging[i*pageSize:][:pageSize]; {
 		case pages[i].direct:
 		case out:
 			copy(pages[i].host, here)
-		default:
-			copy(here, pages[i].host)
+		case !mapped.Try(func() { copy(here, pages[i].host) }):
+			gone.Store(true)
 		}
 	})
+	return !gone.Load()
 }
 
 // between queues the copies between the host and the worker's device memory, where the pages are side by side from
