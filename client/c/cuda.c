@@ -133,6 +133,28 @@ static void load(void)
 
 static pthread_mutex_t primary_lock = PTHREAD_MUTEX_INITIALIZER;
 
+/*
+ * The devices whose primary context stays retained until the process ends, by their CUDA numbers. guarded by
+ * primary_lock. Making a context and ending it takes more than a second while several processes do so. A program with no
+ * other use for the context would pay that for each file that it maps and unmaps.
+ */
+static uint64_t kept;
+
+/* leave_primary gives up a mapping's reference to its primary context, or keeps it for later mappings. */
+static void leave_primary(struct gaiafs_cuda *c, bool keep)
+{
+	if (c->primary == NULL)
+		return;
+	pthread_mutex_lock(&primary_lock);
+	keep = keep && c->device < 64 && (kept >> c->device & 1) == 0;
+	if (keep)
+		kept |= UINT64_C(1) << c->device;
+	pthread_mutex_unlock(&primary_lock);
+	if (!keep)
+		(void)gaiafs_cu.primary_release(c->device);
+	c->primary = NULL;
+}
+
 static const uint8_t *uuid_of(const struct gaiafs_gpu *gpu)
 {
 	return ((const struct gaiafs_cuda *)gpu)->uuid;
@@ -253,8 +275,7 @@ static int open_gpu(struct gaiafs_mapping *m, bool used, struct gaiafs_fail *f)
 		return 0;
 	/* Making a context takes time, so do it here, without a lock. */
 	if (gaiafs_cu_enter(c, &v, f) != 0) {
-		if (c->primary != NULL)
-			(void)gaiafs_cu.primary_release(c->device);
+		leave_primary(c, false);
 		free(c);
 		m->gpu = NULL;
 		return f->errnum;
@@ -517,10 +538,8 @@ static int drop(struct gaiafs_mapping *m, bool gently, struct gaiafs_fail *f)
 		if (c->parts[i].handle != 0)
 			(void)gaiafs_cu_check(gaiafs_cu.mem_release(c->parts[i].handle), "cuMemRelease", &fails[3]);
 	gaiafs_cu_leave(&v);
-	if (c->primary != NULL)
-		(void)gaiafs_cu.primary_release(c->device);
+	leave_primary(c, c->mapped > 0 || c->block != 0 || m->movable);
 	free(c->parts);
-	c->primary = NULL;
 	c->parts = NULL;
 	c->count = c->room = c->total = c->mapped = 0;
 	c->range = c->block = 0;

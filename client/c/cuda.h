@@ -104,7 +104,7 @@ int gaiafs_cu_check(result r, const char *call, struct gaiafs_fail *f);
 struct gaiafs_cuda {
 	device device;              /* immutable */
 	uint8_t uuid[GAIAFS_UUID];  /* immutable */
-	context primary;            /* the device's, if retained; guarded by primary_lock */
+	context primary;            /* the device's, if the mapping retains it; guarded by primary_lock */
 
 	/* The mapping's memory. The thread that makes the mapping uses it, and later the one that ends it. */
 	struct part {
@@ -129,7 +129,7 @@ struct visit {
 void gaiafs_cu_relax(struct visit *v);
 /*
  * gaiafs_cu_enter makes a context of the device current. It prefers the thread's current context, then the lent one,
- * then the primary one, which it retains until the mapping ends.
+ * then the primary one. That stays retained: by the mapping, and later until the process ends.
  */
 int gaiafs_cu_enter(struct gaiafs_cuda *c, struct visit *v, struct gaiafs_fail *f);
 void gaiafs_cu_leave(struct visit *v);

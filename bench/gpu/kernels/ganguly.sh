@@ -161,10 +161,12 @@ PYTHON
 }
 
 transfers() {
-	# Each of the seven has a file of its own, so that none waits for another.
+	# Each of the seven has a file of its own, so that none waits for another. The files are pinned on the host, so that
+	# they wait for the link, not for the cores that copy.
 	local discipline i each=$((${LINK_MIB:-8192} / 7))
-	mount --gpu-memory ${LINK_MEMORY:-2G} --write-back-interval 10m || return
+	mount --gpu-memory ${LINK_MEMORY:-2G} --pinned-memory 16G --write-back-interval 10m || return
 	for ((i = 0; i < 7; i++)); do "$work/transfers" make "$work/s/big.$i" $each || return; done
+	"$GAIAFS" pin --device host "$work"/m/big.* >/dev/null || return
 	echo -n "alone: " && "$work/transfers" read "$work/m/u" 128
 	for discipline in ${DISCIPLINES:-fcfs priority preemptive preemptive-exclusive shares}; do
 		"$GAIAFS" set "$work/m" transfers=$discipline >/dev/null

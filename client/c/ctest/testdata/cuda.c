@@ -22,6 +22,7 @@ static struct {
 	int (*wait_value)(stream, uint64_t, uint32_t, unsigned);
 	int (*pointer_attribute)(void *, int, uint64_t);
 	int (*primary_state)(int, unsigned *, int *);
+	int (*primary_release)(int);
 	/* Missing if the driver has no graphs. */
 	int (*begin_capture)(stream, int);
 	int (*end_capture)(stream, graph *);
@@ -47,6 +48,7 @@ static void load_cuda(void)
 		{ &cu.wait_value, "cuStreamWaitValue32_v2", true },
 		{ &cu.pointer_attribute, "cuPointerGetAttribute", false },
 		{ &cu.primary_state, "cuDevicePrimaryCtxGetState", false },
+		{ &cu.primary_release, "cuDevicePrimaryCtxRelease_v2", false },
 		{ &cu.begin_capture, "cuStreamBeginCapture_v2", true },
 		{ &cu.end_capture, "cuStreamEndCapture", true },
 		{ &cu.launch_graph, "cuGraphLaunch", true },
@@ -91,6 +93,12 @@ static bool retained(int device)
 
 	CHECK(cu.primary_state(device, &flags, &active) == 0);
 	return active != 0;
+}
+
+/* settled reports whether no mapping retains the context of a device. The library may keep it, once. */
+static bool settled(int device)
+{
+	return !retained(device) || (cu.primary_release(device) == 0 && !retained(device));
 }
 
 static int descriptors(void)
@@ -184,11 +192,16 @@ static void bad(const char *path)
 	uint8_t *p = gaia_mmap(there, PAGE, PROT_READ, 0, fd, PAGE, 0); /* a hint */
 	CHECK(p != MAP_FAILED && p[0] == at(PAGE));
 
-	/* The device's context is kept as long as the mapping. */
+	/* The device's context is kept for later mappings, which do not have to make it again. */
 	load_cuda();
 	CHECK(retained(0));
 	CHECK(gaia_munmap(p, PAGE) == 0);
-	CHECK(!retained(0));
+	CHECK(retained(0));
+	for (int i = 0; i < 3; i++) {
+		p = gaia_mmap(NULL, PAGE, PROT_READ, MAP_SHARED, fd, 0, 0);
+		CHECK(p != MAP_FAILED && gaia_munmap(p, PAGE) == 0);
+	}
+	CHECK(retained(0) && settled(0));
 }
 
 /* Extents in more than one frame: a file whose extents have a fixed small size, and that grew. */
@@ -232,7 +245,7 @@ static void failing(const char *path, const char *call)
 	CHECK(descriptors() == before);
 	if (strcmp(call, "cuInit") != 0) {
 		load_cuda();
-		CHECK(!retained(0));
+		CHECK(settled(0));
 	}
 }
 
@@ -732,7 +745,7 @@ static void copies(const char *path)
 	CHECK(gaia_read(c, got, 3) == 0 && memcmp(got, "byt", 3) == 0);
 	FAILS(gaia_macquire_async(c, 1, 0, NULL), EINVAL);
 	CHECK(gaia_munmap(c, 5000) == 0);
-	CHECK(!retained(0));
+	CHECK(settled(0));
 }
 
 /* A held mapping needs no context in the process. */
