@@ -284,7 +284,7 @@ func TestARunOnEmulatedDevices(t *testing.T) {
 	var out bytes.Buffer
 	err := run([]string{"--gpus", "emulated:2", "--gaiafs", binary, "--dir", dir, "--size", "4MiB", "--large", "8MiB",
 		"--runs", "1",
-		"--rows", "warm,shards,update,out,links,release,acquire,sharing,stitch,peer,second,reads", "--json", jsonFile,
+		"--rows", "warm,shards,update,out,links,pinned,release,acquire,sharing,stitch,peer,second,reads", "--json", jsonFile,
 		"--markdown", markdown}, &out, io.Discard)
 	require.NoError(t, err, out.String())
 	var r rows.Report
@@ -300,7 +300,7 @@ func TestARunOnEmulatedDevices(t *testing.T) {
 			require.Equal(t, rows.Met, row.Targets[0].Verdict, row.Name)
 		}
 	}
-	require.Equal(t, map[string]int{"warm": 1, "shards": 2, "update": 3, "out": 3, "links": 1, "release": 4,
+	require.Equal(t, map[string]int{"warm": 1, "shards": 2, "update": 3, "out": 3, "links": 1, "pinned": 2, "release": 4,
 		"acquire": 4, "sharing": 2*(3*2+4*3+2) + 1, "stitch": 4, "peer": 3, "second": 2 + 4 + 1, "reads": 4 * 3},
 		groups)
 	text, err = os.ReadFile(markdown)

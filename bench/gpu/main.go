@@ -41,6 +41,7 @@ var groups = []group{
 	{"update", updateRows},
 	{"out", outRows},
 	{"links", linkRows},
+	{"pinned", pinnedRows},
 	{"release", releaseRows},
 	{"acquire", acquireRows},
 	{"sharing", sharingRows},

@@ -4,8 +4,10 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/gaiafs/gaiafs/bench/rows"
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
@@ -26,34 +28,8 @@ func shardRows(_ context.Context, s *session) ([]rows.Row, error) {
 		return nil, err
 	}
 	v := &viewer{s: s, d: d, n: min(d.size, s.size)}
-	gpus := make([]gpu, rankCount)
-	for r := range gpus {
-		gpus[r] = s.gpus[r%len(s.gpus)]
-	}
 	var times []float64 // how often the file was read, in each round
-	shards := rows.Side{
-		Name:    fmt.Sprintf("gaiafs, %d shards at once", rankCount),
-		Prepare: func(context.Context) error { return v.ready() },
-		Measure: func(context.Context) (speed float64, err error) {
-			v.round++
-			var n int64
-			segments := make([][]gaiafs.Segment, rankCount)
-			for r := range segments {
-				x := rank(r, v.n-8*v.round)
-				x.Offset += 8 * v.round
-				n += x.Length * x.Count
-				segments[r] = []gaiafs.Segment{x}
-			}
-			counters, err := s.mount.counted(func() error {
-				took, err := v.atOnce(gpus, func(r int) []gaiafs.Segment { return segments[r] })
-				speed = gigabytes(n, took)
-				return err
-			})
-			read := counters["cached_pages"] + counters["direct_pages"] + counters["buffered_pages"]
-			times = append(times, float64(read*pageSize)/float64(n))
-			return speed, err
-		},
-	}
+	shards := v.shards(fmt.Sprintf("gaiafs, %d shards at once", rankCount), &times)
 	whole := v.one("gaiafs, the whole file on one GPU")
 	links := min(len(s.gpus), rankCount)
 	name := fmt.Sprintf("%s in %d shards of rows of %s, on %d GPUs", sizeText(v.n), rankCount, sizeText(rowSize), links)
@@ -72,6 +48,38 @@ func shardRows(_ context.Context, s *session) ([]rows.Row, error) {
 		}}},
 		Note: func() string { return fmt.Sprintf("in the rounds of the row before: %.3g", times) },
 	}}, nil
+}
+
+// shards makes the side in which all ranks load their parts at the same time. times gets how often the file was read.
+func (v *viewer) shards(name string, times *[]float64) rows.Side {
+	gpus := make([]gpu, rankCount)
+	for r := range gpus {
+		gpus[r] = v.s.gpus[r%len(v.s.gpus)]
+	}
+	return rows.Side{
+		Name:    name,
+		Prepare: func(context.Context) error { return v.ready() },
+		Measure: func(context.Context) (speed float64, err error) {
+			v.round++
+			var n int64
+			segments := make([][]gaiafs.Segment, rankCount)
+			for r := range segments {
+				x := rank(r, v.n-8*v.round)
+				x.Offset += 8 * v.round
+				n += x.Length * x.Count
+				segments[r] = []gaiafs.Segment{x}
+			}
+			counters, err := v.s.mount.counted(func() error {
+				took, err := v.atOnce(gpus, func(r int) []gaiafs.Segment { return segments[r] })
+				speed = gigabytes(n, took)
+				return err
+			})
+			read := counters["locked_pages"] + counters["cached_pages"] + counters["direct_pages"] +
+				counters["buffered_pages"]
+			*times = append(*times, float64(read*pageSize)/float64(n))
+			return speed, err
+		},
+	}
 }
 
 // one makes the side that has the whole file as one segment of a view on the first GPU.
@@ -97,17 +105,8 @@ func linkRows(ctx context.Context, s *session) ([]rows.Row, error) {
 	if err != nil {
 		return nil, err
 	}
-	dir := filepath.Join(s.dir, "links")
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		return nil, err
-	}
-	other := *s // a mount with neighbour links and the same file
-	if other.mount, err = startMount(ctx, s.program, dir, s.options.gpus, s.memory, "--neighbour-links",
-		"auto"); err != nil {
-		return nil, err
-	}
-	s.later(other.mount.close)
-	if err := os.Link(s.mount.home(d.name), other.mount.home(d.name)); err != nil {
+	other, err := s.another(ctx, "links", d, "--neighbour-links", "auto")
+	if err != nil {
 		return nil, err
 	}
 	status, err := other.mount.status()
@@ -115,7 +114,7 @@ func linkRows(ctx context.Context, s *session) ([]rows.Row, error) {
 		return nil, err
 	}
 	n := min(d.size, s.size, status.Devices[0].Memory/20*19)
-	alone, all := &viewer{s: s, d: d, n: n}, &viewer{s: &other, d: d, n: n}
+	alone, all := &viewer{s: s, d: d, n: n}, &viewer{s: other, d: d, n: n}
 	const sideOwn = "gaiafs"
 	return []rows.Row{{
 		Group: "links", Name: fmt.Sprintf("%s in a view on one of %d GPUs", sizeText(n), len(s.gpus)),
@@ -140,4 +139,69 @@ func linkRows(ctx context.Context, s *session) ([]rows.Row, error) {
 			return "went through each GPU to another so far: " + strings.Join(through, ", ")
 		},
 	}}, nil
+}
+
+// another returns the session with another mount, made with more arguments. It has the same file.
+func (s *session) another(ctx context.Context, name string, d *dataFile, more ...string) (*session, error) {
+	dir := filepath.Join(s.dir, name)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return nil, err
+	}
+	other := *s
+	var err error
+	if other.mount, err = startMount(ctx, s.program, dir, s.options.gpus, s.memory, more...); err != nil {
+		return nil, err
+	}
+	s.later(other.mount.close)
+	return &other, os.Link(s.mount.home(d.name), other.mount.home(d.name))
+}
+
+// pinnedRows fill views from a file that is pinned on the host: on one GPU, over the links of all GPUs, and shards on
+// all GPUs at once.
+func pinnedRows(ctx context.Context, s *session) ([]rows.Row, error) {
+	d, err := s.dataFile()
+	if err != nil {
+		return nil, err
+	}
+	more := []string{"--pinned-memory", fmt.Sprintf("%dB", d.size+1<<30)}
+	if len(s.gpus) > 1 {
+		more = append(more, "--neighbour-links", "auto")
+	}
+	other, err := s.another(ctx, "pinned", d, more...)
+	if err != nil {
+		return nil, err
+	}
+	const group = "pinned"
+	path := filepath.Join(other.mount.dir, d.name)
+	began := time.Now()
+	if out, err := exec.CommandContext(ctx, s.program, "pin", "--device", "host", path).CombinedOutput(); err != nil {
+		return []rows.Row{{Group: group, Name: "a file that is pinned on the host",
+			Skip: "it cannot be pinned: " + strings.TrimSpace(string(out))}}, nil
+	}
+	took := time.Since(began)
+	status, err := s.mount.status()
+	if err != nil {
+		return nil, err
+	}
+	n := min(d.size, s.size, status.Devices[0].Memory/20*19)
+	pinned, plain := &viewer{s: other, d: d, n: n}, &viewer{s: s, d: d, n: n}
+	const ours, sideOwn = "gaiafs, pinned on the host", "gaiafs"
+	list := []rows.Row{{
+		Group: group, Name: sizeText(n) + " in a view on one GPU", Unit: rows.GBPerSecond,
+		Sides:   []rows.Side{pinned.one(ours), plain.one(sideOwn)},
+		Targets: []rows.Target{{Against: sideOwn, Limit: 1}},
+		Note: func() string {
+			return fmt.Sprintf("over the links of %d GPUs; pinning took %.2f s", len(s.gpus), took.Seconds())
+		},
+	}}
+	v := &viewer{s: other, d: d, n: min(d.size, s.size)}
+	var times []float64
+	whole := v.one("gaiafs, pinned, the whole file on one GPU")
+	links := min(len(s.gpus), rankCount)
+	return append(list, rows.Row{
+		Group: group, Name: fmt.Sprintf("%s in %d shards, on %d GPUs", sizeText(v.n), rankCount, links),
+		Unit:    rows.GBPerSecond,
+		Sides:   []rows.Side{v.shards("gaiafs, pinned, all shards at once", &times), whole},
+		Targets: []rows.Target{{Against: whole.Name, Limit: 1 / shardSlack}},
+	}), nil
 }

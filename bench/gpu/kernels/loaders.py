@@ -1,10 +1,11 @@
 """Compares how long it takes to load a sharded safetensors model into a GPU: gaiafs, other loaders, and the disk.
 
     python3 loaders.py --gaiafs BINARY [--size 8GiB] [--rows tmpfs,cache,cold] [--rounds 5] [--seconds 300]
-                       [--device cuda:0] [--disk DIR] [--memory DIR] [--json FILE]
+                       [--device cuda:0] [--disk DIR] [--memory DIR] [--pin] [--json FILE]
 
 Rows: tmpfs (the files are in memory), cache (on the disk and in the page cache), cold (only on the disk: all caches of
-the machine are dropped before each side, which needs root). Each round runs all sides of a row, each in a separate
+the machine are dropped before each side, which needs root). With --pin, the files are pinned on the host for gaiafs
+first ('gaiafs pin --device host'), except in row cold. Each round runs all sides of a row, each in a separate
 process. Before the measured time, the process loads PyTorch and makes a CUDA context; the table shows both separately.
 The time ends when all tensors are on the device. Each side's tensors are compared with those of safetensors, by a
 checksum that is computed on the device. The mount of gaiafs stays, but its device evicts the files before each round.
@@ -295,6 +296,10 @@ class Mount:
             raise SystemExit("gaiafs did not mount")
         self.took = time.perf_counter() - begin
 
+    def pin(self) -> None:
+        """Pins the files on the host. The pins are in SOURCE, which is removed in the end."""
+        subprocess.run([self.program, "pin", "--device", "host", self.at], check=True, stdout=subprocess.DEVNULL)
+
     def forget(self) -> None:
         """Evicts the files from the device."""
         subprocess.run([self.program, "evict", "--recursive", self.at], check=True, stdout=subprocess.DEVNULL)
@@ -322,6 +327,8 @@ def run_row(row: str, folder: str, o: argparse.Namespace, until: float) -> dict[
     contexts: list[float] = []
     known: int | None = None
     try:
+        if o.pin and row != "cold":
+            mount.pin()
         for round_ in range(o.rounds):
             begin = time.monotonic()
             if row == "cache":
@@ -402,6 +409,7 @@ def main() -> None:
     p.add_argument("--device", default="cuda:0")
     p.add_argument("--disk", default=tempfile.gettempdir())
     p.add_argument("--memory", default="/dev/shm")
+    p.add_argument("--pin", action="store_true")
     p.add_argument("--json")
     o = p.parse_args()
     importlib.import_module("torch")  # before processes are forked
