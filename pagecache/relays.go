@@ -12,6 +12,8 @@ const (
 	leastRelayed = 256 << 20
 	// relaySpare says how much memory a lending device must have free: this many times the staging memory.
 	relaySpare = 8
+	// relaysEach is how many relays a neighbour has.
+	relaysEach = 2
 )
 
 // relays returns the relays for a fill of so many bytes, and a function that frees their memory.
@@ -22,20 +24,22 @@ func (c *Cache) relays(dev *device, bytes int64) (list []*mover.Relay, giveBack 
 	for _, o := range c.devices {
 		g := o.info.Granularity
 		size := (mover.RelayBytes + g - 1) / g * g
-		if o == dev || !c.reaches(dev, o) || !o.moves.Idle() || o.info.Memory-o.Used() < relaySpare*size {
+		if o == dev || !c.reaches(dev, o) || !o.moves.Idle() || o.info.Memory-o.Used() < relaySpare*relaysEach*size {
 			continue
 		}
-		mem, err := o.Alloc(size)
-		if err != nil {
-			continue // others took the memory
-		}
-		list = append(list, &mover.Relay{Device: o.moves, Memory: mem, Failed: func(err error) {
+		failed := func(err error) {
 			if !c.noteWay(dev, o, err) {
 				c.log.Warn("a neighbour's link fails; its bytes take other links", "device", o.info.Ordinal, "to",
-					dev.info.Ordinal,
-					"error", err)
+					dev.info.Ordinal, "error", err)
 			}
-		}})
+		}
+		for range relaysEach {
+			mem, err := o.Alloc(size)
+			if err != nil {
+				break // others took the memory
+			}
+			list = append(list, &mover.Relay{Device: o.moves, Memory: mem, Failed: failed})
+		}
 	}
 	lent := append([]*mover.Relay(nil), list...) // the fill keeps its own order
 	return list, func() {

@@ -20,31 +20,30 @@ import (
 // views may share its reads. more is the number of other pages that came. If err is nil, pages that did not come are
 // still marked as coming, and nobody brings them.
 func (t *viewFill) fromHome(ctx context.Context, pages []page.Range, ready func()) (more int64, err error) {
-	p, read := t.p, pages
-	if t.home.Locked == nil {
-		read = bridged(pages) // claims leave out what must not be read along
-	}
+	p, read := t.p, bridged(pages)
 	all := page.Range{Start: pages[0].Start, End: pages[len(pages)-1].End}
+	update := func(i int) mover.Update { return mover.Update{Pages: read[i]} }
 	t.fill = &mover.Fill{
 		Device: p.v.dev.moves,
 		Class:  mover.Acquire,
 		From:   t.home,
 		Into:   t,
-		Pieces: mover.Pieces(len(read), func(i int) mover.Update { return mover.Update{Pages: read[i]} },
-			[]mover.Run{{Pages: all}}, nil),
-		Reads: new(mover.Reads),
+		Pieces: mover.Pieces(len(read), update, []mover.Run{{Pages: all}}, nil),
+		Reads:  new(mover.Reads),
 	}
 	var giveBack func()
 	t.fill.Relays, giveBack = p.v.c.relays(p.v.dev, sizeOf(pages))
 	defer giveBack()
 	t.fill.Reads.Enter()
 	defer t.fill.Reads.Leave()
+	p.state.Share(t.reach)
 	if t.home.Locked != nil { // every view copies what it wants from there
 		ready()
-		return 0, t.fill.Run(ctx, nil)
+		t.fill.Pieces = mover.PiecesInPlace(sizeOf(read)/p.v.layout.Size(), len(read), update)
+		err = t.fill.Run(ctx, nil)
+		return p.state.Unshare(), err
 	}
 	t.home.Ask(pages[0].Start)
-	p.state.Share(t.reach)
 	p.f.viewsMu.Lock()
 	p.shares = t
 	p.f.viewsMu.Unlock()
@@ -101,6 +100,12 @@ const leastGather = 50 * time.Microsecond
 func (t *viewFill) Claim(pieces [][]page.Range) []mover.Claim {
 	f := t.p.f
 	claims := make([]mover.Claim, len(pieces))
+	if t.home.Locked != nil { // no other view brings pages to this one, or gets any
+		for i := range pieces {
+			claims[i].Pages = t.p.claim(pieces[i])
+		}
+		return claims
+	}
 	f.viewsMu.Lock()
 	defer f.viewsMu.Unlock()
 	var others []*viewPart

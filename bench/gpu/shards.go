@@ -194,14 +194,13 @@ func pinnedRows(ctx context.Context, s *session) ([]rows.Row, error) {
 			return fmt.Sprintf("over the links of %d GPUs; pinning took %.2f s", len(s.gpus), took.Seconds())
 		},
 	}}
-	v := &viewer{s: other, d: d, n: min(d.size, s.size)}
 	var times []float64
-	whole := v.one("gaiafs, pinned, the whole file on one GPU")
+	whole := pinned.one("gaiafs, pinned, the whole file on one GPU")
 	links := min(len(s.gpus), rankCount)
 	return append(list, rows.Row{
-		Group: group, Name: fmt.Sprintf("%s in %d shards, on %d GPUs", sizeText(v.n), rankCount, links),
+		Group: group, Name: fmt.Sprintf("%s in %d shards, on %d GPUs", sizeText(n), rankCount, links),
 		Unit:    rows.GBPerSecond,
-		Sides:   []rows.Side{v.shards("gaiafs, pinned, all shards at once", &times), whole},
+		Sides:   []rows.Side{pinned.shards("gaiafs, pinned, all shards at once", &times), whole},
 		Targets: []rows.Target{{Against: whole.Name, Limit: 1 / shardSlack}},
 	}), nil
 }

@@ -213,7 +213,7 @@ func tryForbiddenStore() int {
 
 // copyWith makes the copiers call another driver. None of them may be in use.
 func copyWith(d *device, drv *driver) {
-	for _, by := range []copiers{d.in, d.out} {
+	for _, by := range []copiers{d.in, d.out, d.peer} {
 		for range len(by) {
 			c := <-by
 			c.lane.drv = drv

@@ -43,15 +43,17 @@ func (m *move) bytes() int {
 // While one copier waits for its copies and hands out their bytes, others keep the bus busy. Small reads of many
 // programs gain most, because their time is spent at the beginning and the end of each copy.
 const (
-	inCopiers  = 2
-	outCopiers = 4
+	inCopiers   = 2
+	outCopiers  = 4
+	peerCopiers = 2
 )
 
 // copiers has the idle copiers.
 type copiers chan *copier
 
-// newCopiers makes n copiers. With an error it also returns the copiers that were made, which the caller must free.
-func newCopiers(n int, drv *driver, ctx contextHandle, toHost bool) (copiers, error) {
+// newCopiers makes n copiers with chunks of so many bytes; 0 if they need none. With an error it also returns the
+// copiers that were made, which the caller must free.
+func newCopiers(n int, drv *driver, ctx contextHandle, toHost bool, chunk int) (copiers, error) {
 	cs := make(copiers, n)
 	for range n {
 		l, err := startLane(drv, ctx)
@@ -60,7 +62,7 @@ func newCopiers(n int, drv *driver, ctx contextHandle, toHost bool) (copiers, er
 		}
 		c := &copier{lane: l, toHost: toHost}
 		cs <- c
-		if err := l.do(context.Background(), c.make); err != nil {
+		if err := l.do(context.Background(), func() error { return c.make(chunk) }); err != nil {
 			return cs, err
 		}
 	}
@@ -95,13 +97,13 @@ type chunk struct {
 	moves  []move // under way; their bytes follow each other in the memory
 }
 
-func (c *copier) make() error {
+func (c *copier) make(chunk int) error {
 	drv := c.lane.drv
 	for i := range c.ring {
 		k := &c.ring[i]
 		err := drv.check("cuEventCreate", drv.eventCreate(&k.event, eventBlocking|eventNoTiming))
-		if err == nil {
-			k.memory, err = drv.pin(chunkSize)
+		if err == nil && chunk > 0 {
+			k.memory, err = drv.pin(chunk)
 		}
 		if err != nil {
 			return err

@@ -31,6 +31,7 @@ type device struct {
 	handle deviceHandle
 
 	in, out copiers
+	peer    copiers // from other GPUs' memory
 	worker  *worker // used by jobs of its lane only
 	// hostLane pins host memory, so that nobody else waits for that.
 	workLane, allocLane, hostLane *lane
@@ -128,10 +129,13 @@ func (d *device) start(ctx contextHandle, f Found, ptx []byte) (err error) {
 	}); err != nil {
 		return err
 	}
-	if d.in, err = newCopiers(inCopiers, d.drv, ctx, false); err != nil {
+	if d.in, err = newCopiers(inCopiers, d.drv, ctx, false, chunkSize); err != nil {
 		return err
 	}
-	d.out, err = newCopiers(outCopiers, d.drv, ctx, true)
+	if d.out, err = newCopiers(outCopiers, d.drv, ctx, true, chunkSize); err != nil {
+		return err
+	}
+	d.peer, err = newCopiers(peerCopiers, d.drv, ctx, false, 0)
 	return err
 }
 
@@ -176,6 +180,7 @@ func (d *device) tearDown() {
 	background := context.Background()
 	d.in.free()
 	d.out.free()
+	d.peer.free()
 	if d.worker != nil {
 		_ = d.workLane.do(background, d.worker.free)
 	}

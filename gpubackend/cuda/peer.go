@@ -55,7 +55,7 @@ func (d *device) CopyPeer(ctx context.Context, pieces []gpubackend.PeerCopy) err
 			return nil
 		}
 	}
-	return d.copyBy(ctx, d.in, func(c *copier) error {
+	return d.copyBy(ctx, d.peer, func(c *copier) error {
 		if err := d.openAll(moves); err != nil {
 			return err
 		}

@@ -140,6 +140,8 @@ type Fill struct {
 	idle    chan struct{} // closed when ended is true and busy is 0
 	// lacks waits for the missing piece at which the pipeline ended; nil if it did not. Protected by mu.
 	lacks func(ctx context.Context)
+	// relaying is how many of a neighbour's relays are in use. Protected by mu.
+	relaying map[*Device]int
 }
 
 // Run brings the pieces, or as many as there is time for. It returns when nothing is in progress, except Reads. called
@@ -329,7 +331,7 @@ func (p *Fill) sendLocked() {
 		p.sending++
 	}
 	var sent []*Piece
-	for len(p.ready) > 0 && (through == nil || !through.broken && through.Device.Idle()) {
+	for len(p.ready) > 0 && (through == nil || !through.broken && p.isFree(through)) {
 		n, size := 0, int64(0)
 		for ; n < len(p.ready) && size < callBytes; n++ {
 			size += p.ready[n].bytes
@@ -344,6 +346,7 @@ func (p *Fill) sendLocked() {
 	}
 	if through != nil {
 		p.Relays = append(p.Relays, through)
+		p.relaying[through.Device]--
 	} else {
 		p.sending--
 	}

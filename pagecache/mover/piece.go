@@ -102,7 +102,21 @@ func pieceFor(n int, at func(i int) Update) int64 {
 // Pieces cuts n updates into pieces, split at the boundaries of storing. The part in each of spans is a separate piece.
 // All lists are ascending.
 func Pieces(n int, at func(i int) Update, storing []Run, spans []page.Range) (pieces []Piece) {
-	c := cutter{most: pieceFor(n, at), storing: storing, spans: spans}
+	return piecesOf(pieceFor(n, at), n, at, storing, spans)
+}
+
+// PiecesInPlace is Pieces for what is copied from where it is locked (Source.Locked), into which no program stores.
+// Devices want one byte of `thins`. So a piece has that many times as many bytes as others, but not too many.
+func PiecesInPlace(thins int64, n int, at func(i int) Update) []Piece {
+	all := page.Range{End: at(n - 1).Pages.End}
+	return piecesOf(min(max(thins, 1), mostThins)*pieceFor(n, at), n, at, []Run{{Pages: all}}, nil)
+}
+
+// mostThins bounds thins: a piece of one in mostThins is copied as fast as a whole one.
+const mostThins = 8
+
+func piecesOf(most int64, n int, at func(i int) Update, storing []Run, spans []page.Range) (pieces []Piece) {
+	c := cutter{most: most, storing: storing, spans: spans}
 	// The pieces share one array of steps; seal gives each its part.
 	c.steps = make([]Step, 0, n+len(storing)+len(spans))
 	c.pieces = make([]Piece, 0, n/PieceRuns+len(storing)+2*len(spans)+2)

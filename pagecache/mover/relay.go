@@ -11,9 +11,10 @@ import (
 
 // A large Fill may use the links of other devices, its neighbours, while they are idle. If its own link is busy, a call
 // goes into staging memory of a neighbour, and from there to the device. The own link and the relays take calls from
-// the same queue, so each gets as much as it can carry. What a relay fails to bring goes over the own link.
+// the same queue, so each gets as much as it can carry. What a relay fails to bring goes over the own link. A neighbour
+// may have several relays: while one sends to the device, the next one uses the link.
 
-// Relay is a neighbour's link, for one Fill.
+// Relay is a neighbour's link, and staging memory, for one Fill.
 type Relay struct {
 	// Device is the neighbour. Memory is at least RelayBytes of its memory, which the Fill uses until Run has returned.
 	Device *Device
@@ -36,9 +37,13 @@ const slowRelay = 3
 func (p *Fill) takeRelayLocked() *Relay {
 	for i, r := range p.Relays {
 		slow := r.speed > 0 && p.speed > slowRelay*r.speed
-		if r.broken || slow || !r.Device.Idle() {
+		if r.broken || slow || !p.isFree(r) {
 			continue
 		}
+		if p.relaying == nil {
+			p.relaying = make(map[*Device]int)
+		}
+		p.relaying[r.Device]++
 		p.Relays = append(p.Relays[:i], p.Relays[i+1:]...)
 		return r
 	}
@@ -86,9 +91,15 @@ func (p *Fill) in(copies []gpubackend.Copy, through *Relay) error {
 	return p.Device.In(p.ctx, p.Class, copies)
 }
 
+// isFree reports whether nobody but this Fill uses the neighbour of r. mu is held.
+func (p *Fill) isFree(r *Relay) bool { return r.Device.idleBut(p.relaying[r.Device]) }
+
 // Idle reports whether the device has no transfers, in progress or waiting, and no Fills.
-func (d *Device) Idle() bool {
+func (d *Device) Idle() bool { return d.idleBut(0) }
+
+// idleBut is Idle, but allows n transfers.
+func (d *Device) idleBut(n int) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.fills.Load() == 0 && len(d.waits) == 0 && len(d.begun) == 0
+	return d.fills.Load() == 0 && len(d.waits)+len(d.begun) <= n
 }

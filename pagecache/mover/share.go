@@ -110,9 +110,9 @@ func (b *inbox) took(bytes int64) {
 	b.sent = time.Now()
 }
 
-// startSharing prepares claims. What devices copy from where it is locked is not shared, because nobody reads it.
+// startSharing prepares claims.
 func (p *Fill) startSharing() {
-	if _, ok := p.Into.(Sharer); ok && p.From.Locked == nil {
+	if _, ok := p.Into.(Sharer); ok {
 		p.claimed = make([]atomic.Pointer[Piece], len(p.Pieces))
 	}
 }
