@@ -149,11 +149,11 @@ func (p *viewPart) begin(ctx context.Context, rg page.Range) (t *viewFill, next 
 		return nil, rg.Start, err
 	}
 	f.viewTurn++
-	taken, next := p.takeLocked(page.Range{Start: rg.Start, End: next}, len(released) > 0)
-	if len(taken) == 0 {
+	taken, pages, next := p.takeLocked(page.Range{Start: rg.Start, End: next}, len(released) > 0)
+	if pages == 0 {
 		return nil, next, nil
 	}
-	t = &viewFill{p: p, turn: f.viewTurn, taken: pagesOf(taken), reach: rg}
+	t = &viewFill{p: p, turn: f.viewTurn, taken: pages, reach: rg}
 	p.v.mu.Lock()
 	t.extents = slices.Clone(p.v.extents)
 	p.v.mu.Unlock()
@@ -171,18 +171,22 @@ func (p *viewPart) begin(ctx context.Context, rg page.Range) (t *viewFill, next 
 
 // takeLocked takes the stale pages of rg for one transfer, up to next. straight says whether some may be copied
 // straight from the devices that released them.
-func (p *viewPart) takeLocked(rg page.Range, straight bool) (taken []page.Range, next page.Index) {
+func (p *viewPart) takeLocked(rg page.Range, straight bool) (taken []page.Range, pages int64, next page.Index) {
 	f := p.f
 	if len(f.holdings) > 0 {
 		// What is copied from mappings is copied under this hold of File.mu, so the transfer is short.
-		taken, next = p.state.Take(rg, holdPeer, heldRuns, f.viewTurn)
+		taken, pages, next = p.state.Take(rg, holdPeer, heldRuns, 0, f.viewTurn)
 		if next == rg.End || straight || len(p.extentSourcesLocked(rg)) > 0 {
-			return taken, next
+			return taken, pages, next
 		}
 		rg.Start = next
 	}
-	more, next := p.state.Take(rg, viewPages, viewRuns, f.viewTurn)
-	return append(taken, more...), next
+	gap := int64(bridgePages) // what comes from home is read along with gaps
+	if straight || len(p.siblings()) > 0 {
+		gap = 0
+	}
+	more, n, next := p.state.Take(rg, viewPages, viewRuns, gap, f.viewTurn)
+	return append(taken, more...), pages + n, next
 }
 
 // run brings the rest: from views on other devices, and what they lack from home.

@@ -64,32 +64,36 @@ func (s *State) Mark(rg page.Range) {
 	})
 }
 
-// Take returns the stale pages of rg that have bytes of the view, ascending, for the caller to bring. They are coming
-// from now on. It stops after the section with which it has most pages, or so many runs of them; next is the page up to
-// which it came. turn grows from call to call, across all views of the file. No page may be coming yet.
-func (s *State) Take(rg page.Range, most, runs int64, turn uint64) (taken []page.Range, next page.Index) {
+// Take returns the stale pages of rg that have bytes of the view, ascending, for the caller to bring, and their number.
+// They are coming from now on. A range may include gaps of up to gap pages of which the view has no bytes: rows of a
+// large file are hundreds of thousands of ranges otherwise. Take stops after the section with which it has most pages,
+// or so many ranges of them; next is the page up to which it came. turn grows from call to call, across all views of the
+// file. No page may be coming yet.
+func (s *State) Take(rg page.Range, most, runs, gap int64,
+	turn uint64) (taken []page.Range, pages int64, next page.Index) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.turn, next = turn, rg.End
-	count := int64(0)
 	s.parts(rg, func(i int, part, all page.Range) bool {
 		if s.stale[i] == nil {
 			return true
 		}
-		if count >= most || count > 0 && int64(len(taken)) >= runs {
+		if pages >= most || pages > 0 && int64(len(taken)) >= runs {
 			next = part.Start
 			return false
 		}
-		set := s.file.has(part, all.Start)
+		has := s.file.has(part, all.Start)
+		set := has
 		s.stale.and(i, &set)
 		if n := set.bitmap().len(); n > 0 {
-			taken, count = set.bitmap().appendRanges(taken, all.Start), count+n
+			has.bitmap().minus(set.bitmap()) // pages that a gap must not cover
+			taken, pages = set.bitmap().appendBridged(taken, has.bitmap(), gap, all.Start), pages+n
 			s.coming[i] = &set // nothing was coming
 		}
 		s.stale.remove(i, part, all)
 		return true
 	})
-	return taken, next
+	return taken, pages, next
 }
 
 // Share allows claims of coming pages, and of stale pages in reach.

@@ -214,15 +214,20 @@ func checkState(t *testing.T, rng *rand.Rand, l *Layout, file []int, at []int64)
 			continue
 		}
 		got := make(map[page.Index]bool)
-		stale, next := s.Take(rg, math.MaxInt64, math.MaxInt64, 1)
+		gap := rng.Int64N(5)
+		stale, pages, next := s.Take(rg, math.MaxInt64, math.MaxInt64, gap, 1)
 		s.Arrived(rg)
 		require.Equal(t, rg.End, next)
 		for k, r := range stale {
 			require.False(t, k > 0 && r.Start <= stale[k-1].End)
-			for p := r.Start; p < r.End; p++ {
-				got[p] = true
+			for p, missing := r.Start, int64(0); p < r.End; p++ {
+				if missing++; has[p] {
+					got[p], missing = true, 0
+				}
+				require.LessOrEqual(t, missing, gap, "page %d of %v", p, r)
 			}
 		}
+		require.Len(t, got, int(pages))
 		for p := range want {
 			require.Equal(t, rg.Contains(p), got[p], "page %d of %v", p, rg)
 			if rg.Contains(p) {
@@ -232,7 +237,7 @@ func checkState(t *testing.T, rng *rand.Rand, l *Layout, file []int, at []int64)
 		}
 		require.Empty(t, got)
 	}
-	_, _ = s.Take(page.From(0).Pages(), math.MaxInt64, math.MaxInt64, 1)
+	_, _, _ = s.Take(page.From(0).Pages(), math.MaxInt64, math.MaxInt64, 0, 1)
 	s.Arrived(page.From(0).Pages())
 	require.True(t, s.Fresh())
 }
@@ -244,7 +249,7 @@ func TestSplit(t *testing.T) {
 	s := NewState(l.File(0))
 	rg := func(start, end page.Index) []page.Range { return []page.Range{{Start: start, End: end}} }
 	all := rg(0, 100)
-	s.Take(page.Range{End: 60}, math.MaxInt64, math.MaxInt64, 5)
+	s.Take(page.Range{End: 60}, math.MaxInt64, math.MaxInt64, 0, 5)
 	s.Arrived(page.Range{End: 20})
 	s.Mark(page.Range{Start: 10, End: 12})
 	s.Mark(page.Range{Start: 30, End: 32})
@@ -279,7 +284,7 @@ func TestClaims(t *testing.T) {
 		end page.Index) []page.Range {
 		return []page.Range{{Start: start, End: end}}
 	}
-	s.Take(page.Range{End: 40}, math.MaxInt64, math.MaxInt64, 1)
+	s.Take(page.Range{End: 40}, math.MaxInt64, math.MaxInt64, 0, 1)
 	assert.Empty(t, s.Claim(all, 8), "nobody shares")
 	s.Share(page.Range{End: 60})
 	assert.Equal(t, rg(8, 13), s.Claim(page.Range{Start: 5, End: 16}, 3),
@@ -299,7 +304,7 @@ func TestClaims(t *testing.T) {
 	s.Arrived(page.Range{Start: 4, End: 200})
 	assert.Equal(t, rg(0, 1), s.Coming())
 	s.GaveUp()
-	taken, _ := s.Take(page.Range{End: 60}, math.MaxInt64, math.MaxInt64, 2)
+	taken, _, _ := s.Take(page.Range{End: 60}, math.MaxInt64, math.MaxInt64, 0, 2)
 	assert.Equal(t, rg(0, 1), taken)
 }
 
@@ -317,7 +322,7 @@ func TestStateOfLargeFiles(t *testing.T) {
 	assert.Less(t, l.Memory(), int64(3*1008*stateSection))
 	var all []page.Range
 	for next := page.Index(0); ; {
-		stale, to := s.Take(page.Range{Start: next, End: page.From(0).Pages().End}, sectionPages, sectionPages, 1)
+		stale, _, to := s.Take(page.Range{Start: next, End: page.From(0).Pages().End}, sectionPages, sectionPages, 0, 1)
 		if all = append(all, stale...); len(stale) == 0 {
 			break
 		}
@@ -327,7 +332,7 @@ func TestStateOfLargeFiles(t *testing.T) {
 	assert.Len(t, all, 1000+8)
 	assert.True(t, s.Fresh())
 	s.Mark(page.Range{Start: 1 << 28, End: 1<<28 + 1})
-	stale, _ := s.Take(page.From(0).Pages(), 1, 1, 1)
+	stale, _, _ := s.Take(page.From(0).Pages(), 1, 1, 0, 1)
 	assert.Equal(t, []page.Range{{Start: 1 << 28, End: 1<<28 + 1}}, stale)
 }
 
@@ -346,7 +351,7 @@ func BenchmarkClaim(b *testing.B) {
 			all := page.Range{End: page.Count(size)}
 			for b.Loop() {
 				for _, s := range states {
-					s.Take(all, 1<<20, 1<<20, 1)
+					s.Take(all, 1<<20, 1<<20, 0, 1)
 					s.Share(all)
 				}
 				for at := page.Index(0); at < all.End; at += 512 {
