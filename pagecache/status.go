@@ -218,6 +218,7 @@ func (c *Counters) snapshot() map[string]int64 {
 		"filled_pages":          c.FilledPages.Load(),
 		"refreshed_pages":       c.RefreshedPages.Load(),
 		"patched_pages":         c.PatchedPages.Load(),
+		"locked_pages":          c.LockedPages.Load(),
 		"cached_pages":          c.CachedPages.Load(),
 		"direct_pages":          c.DirectPages.Load(),
 		"buffered_pages":        c.BufferedPages.Load(),

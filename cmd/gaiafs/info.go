@@ -151,6 +151,12 @@ func (i *fileInfo) print(b *strings.Builder) {
 		if i.Pinned != "" {
 			line("pinned", "on %s, on account of user %d", pinnedText(i.Pinned), i.PinnedBy)
 		}
+		if p, err := pagecache.ParsePinning(i.Pinned); err == nil && p.Host {
+			line("locked", "%s in the host's memory", bytesText(i.LockedBytes))
+		}
+		if i.LockError != "" {
+			line("", "%s", pagecache.Printable(i.LockError))
+		}
 		for _, v := range i.Views {
 			line("view", "%s", strings.TrimPrefix(viewText(v), "view "))
 		}

@@ -231,7 +231,12 @@ func (p *pinner) set(path, value string) error {
 	if err != nil {
 		return err
 	}
-	return p.explain(path, unix.Setxattr(at, pinAttribute, []byte(value), 0))
+	err = unix.Setxattr(at, pinAttribute, []byte(value), 0)
+	if errors.Is(err, syscall.ENOSPC) && value == "host" {
+		return fmt.Errorf("%s does not fit into the mount's pinned memory together with what is pinned there: unpin something, or "+
+			"give it more with 'gaiafs set MOUNTPOINT pinned-memory=SIZE'", pagecache.Printable(path))
+	}
+	return p.explain(path, err)
 }
 
 // get returns the value of a path's attribute, "" if it has none.

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -220,6 +222,66 @@ func TestPinsAreOfWhoMayWrite(t *testing.T) {
 	require.Contains(t, gaiafsCommand(t, "info", shown).out, "pinned  on all devices")
 	require.Equal(t, exitOK, gaiafsCommand(t, "unpin", shown).code)
 	require.NotContains(t, gaiafsCommand(t, "info", shown).out, "pinned")
+	again.signal(t, syscall.SIGTERM)
+	require.Equal(t, exitOK, again.end(t))
+}
+
+// A file that is pinned on the host is locked in the host's page cache. A change unlocks it for a while. The next mount
+// locks it again.
+func TestPinOnTheHost(t *testing.T) {
+	s := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=8M", "--pinned-memory=64M")
+	path := filepath.Join(s.mountpoint, "model")
+	ok := func(args ...string) string {
+		t.Helper()
+		r := gaiafsCommand(t, args...)
+		require.Equal(t, exitOK, r.code, r.err)
+		return r.out
+	}
+	locked := func(at string) {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			return regexp.MustCompile("locked +4.0 MiB in the host's memory\n").MatchString(ok("info", at))
+		}, 20*time.Second, 50*time.Millisecond)
+	}
+	data := make([]byte, 4*mib)
+	for i := range data {
+		data[i] = byte(i*i>>10 + i)
+	}
+	require.NoError(t, os.WriteFile(path, data, 0o600))
+	require.Equal(t, path+": 4.0 MiB locked in the host's memory\n"+path+": pinned on the host\n",
+		ok("pin", "--device=host", path))
+	require.Equal(t, "host", attribute(t, filepath.Join(s.source, "model"), pinAttribute))
+	require.Regexp(t, "pinned +on the host, on account of user 0\n", ok("info", path))
+	locked(path)
+	require.Contains(t, ok("status", "--json", s.mountpoint), `"pinned_file_bytes": 16777216,`)
+	ok("warm", path)
+	require.Contains(t, ok("warm", "--verify", path), "4.0 MiB as in the backing file")
+	require.Contains(t, ok("info", "--json", path), `"locked_pages": 1024,`)
+
+	require.NoError(t, os.WriteFile(path, data[mib:], 0o600)) // it becomes shorter, and longer
+	require.NoError(t, os.WriteFile(path, data, 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(s.source, "model"), data, 0o600)) // the same in SOURCE
+	ok("warm", path)
+	require.Contains(t, ok("warm", "--verify", path), "4.0 MiB as in the backing file")
+	locked(path)
+
+	require.NoError(t, os.WriteFile(filepath.Join(s.mountpoint, "large"), nil, 0o600))
+	require.NoError(t, os.Truncate(filepath.Join(s.mountpoint, "large"), 60*mib))
+	r := gaiafsCommand(t, "pin", "--device=host", filepath.Join(s.mountpoint, "large"))
+	require.Equal(t, exitFailure, r.code)
+	require.Contains(t, r.err, "does not fit into the mount's pinned memory")
+	require.Equal(t, "", attribute(t, filepath.Join(s.mountpoint, "large"), pinAttribute))
+	s.signal(t, syscall.SIGTERM)
+	require.Equal(t, exitOK, s.end(t))
+
+	again := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=8M", "--pinned-memory=64M", "--read-only")
+	require.NoError(t, os.WriteFile(filepath.Join(again.source, "model"), data, 0o600))
+	require.NoError(t, unix.Setxattr(filepath.Join(again.source, "model"), pinAttribute, []byte("host"), 0))
+	path = filepath.Join(again.mountpoint, "model")
+	ok("warm", path) // a program uses the file
+	locked(path)
+	require.Equal(t, path+": unpinned\n", ok("unpin", path))
+	require.NotContains(t, ok("info", path), "locked")
 	again.signal(t, syscall.SIGTERM)
 	require.Equal(t, exitOK, again.end(t))
 }

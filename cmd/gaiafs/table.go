@@ -292,7 +292,8 @@ func section(b *strings.Builder, heading string, fill func(io.Writer) (rows int)
 func (s *statusDocument) ways(all bool) string {
 	var b strings.Builder
 	var parts []string
-	for _, way := range []struct{ counter, from string }{{"cached_pages", "the host's page cache"},
+	for _, way := range []struct{ counter, from string }{{"locked_pages", "where it is pinned on the host"},
+		{"cached_pages", "the host's page cache"},
 		{"direct_pages", "the disk past the host's page cache"}, {"buffered_pages",
 			"the disk through the host's page cache"}, {"peer_copy_pages", "other devices"}} {
 		if n := s.Counters[way.counter]; n != 0 || all {
