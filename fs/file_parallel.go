@@ -3,13 +3,13 @@ package fs
 import (
 	"errors"
 	"runtime"
-	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gaiafs/gaiafs/internal/mapped"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache"
 )
@@ -158,16 +158,9 @@ func storePart(to, from []byte) (err error) {
 
 // storeGuarded copies from into to. The kernel may have taken pages back since they were there, and then a fault fails
 // with EFAULT if the file was cut meanwhile.
-func storeGuarded(to, from []byte) (err error) {
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	defer func() {
-		if r := recover(); r != nil {
-			if _, fault := r.(interface{ Addr() uintptr }); !fault {
-				panic(r)
-			}
-			err = unix.EFAULT
-		}
-	}()
-	copy(to, from)
+func storeGuarded(to, from []byte) error {
+	if !mapped.Try(func() { copy(to, from) }) {
+		return unix.EFAULT
+	}
 	return nil
 }

@@ -246,17 +246,22 @@ func New(o Options) (*Cache, error) {
 		return nil, err
 	}
 	sort.Slice(c.devices, func(i, j int) bool { return c.devices[i].info.Ordinal < c.devices[j].info.Ordinal })
-	ctx, stop := context.WithCancel(context.Background())
-	c.stop = stop
 	c.SetPreferences(o.Preferences)
 	if o.LiveBudget {
 		c.SetLiveBudget()
 	}
+	c.start()
+	return c, nil
+}
+
+// start starts the background goroutines.
+func (c *Cache) start() {
+	ctx, stop := context.WithCancel(context.Background())
+	c.stop = stop
 	for _, d := range c.devices {
 		c.attend(ctx, d)
 	}
 	c.background.Go(func() { c.run(ctx) })
-	return c, nil
 }
 
 // complete fills in defaults and rejects invalid options.

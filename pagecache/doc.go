@@ -88,6 +88,11 @@
 // Package residency owns the memory of a View as it does that of a file, with the View as the Key. The memory stays
 // until it is needed for something else.
 //
+// # Locked pages
+//
+// The pages of a file that is pinned on the host are page-locked in the host's page cache, and devices copy from there
+// (locked.go). Every change of home unlocks them, and the background locks them again.
+//
 // # Groups
 //
 // The release of a Group publishes stores into several ranges and files at once, with a version (group.go, undo.go).

@@ -54,8 +54,8 @@ type memoryHome struct {
 	beforeRead func(page.Bytes)
 	// beforeWrites, if not nil, is called by each BeginWrites before it looks, with mu held.
 	beforeWrites func()
-	// maps counts the maps that Map made and nobody unmapped; shown is what the last one shows. afterMap, if not nil, is
-	// called by each Map, with mu held.
+	// maps counts the maps that Map made and nobody unmapped; shown is what the last one shows. afterMap, if not nil,
+	// is called by each Map, with mu held.
 	maps     int
 	shown    *os.File
 	afterMap func()
@@ -245,7 +245,8 @@ func (h *memoryHome) Sync() error {
 	return nil
 }
 
-// Map implements MappedHome with a copy of the file's bytes. So it is noticed if somebody uses it after a change of home.
+// Map implements MappedHome with a copy of the file's bytes. So it is noticed if somebody uses it after a change of
+// home.
 func (h *memoryHome) Map(n int64) (mem []byte, unmap func() error, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

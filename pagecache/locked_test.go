@@ -165,8 +165,8 @@ func TestLockedPagesOutliveCopies(t *testing.T) {
 	v.unmap()
 }
 
-// TestLockedFileBecomesShorter: if a file becomes shorter while a device copies from its locked pages, the bytes are read
-// from home.
+// TestLockedFileBecomesShorter: if a file becomes shorter while a device copies from its locked pages, the bytes are
+// read from home.
 func TestLockedFileBecomesShorter(t *testing.T) {
 	m := newMachine(t, 1, pinnedMemory(64<<20))
 	src := m.noisyFile(1000 * page.Size)

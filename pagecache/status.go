@@ -152,8 +152,8 @@ type FileStatus struct {
 	// BusySeconds is set if the file does not answer: how long it has been waiting for home or for a device. Then only
 	// Name and Counters are current, and the rest is as seen last.
 	BusySeconds float64 `json:"busy_s,omitempty"`
-	// Pinned says on which devices the file's extents stay, and whether its pages are locked on the host: as the text of
-	// a Pinning; empty for none. PinnedBy is the user who is charged. LockedBytes of the pages are locked so far.
+	// Pinned says on which devices the file's extents stay, and whether its pages are locked on the host: as the text
+	// of a Pinning; empty for none. PinnedBy is the user who is charged. LockedBytes of the pages are locked so far.
 	// LockError says why locking failed.
 	Pinned      string `json:"pinned,omitempty"`
 	PinnedBy    uint32 `json:"pinned_by,omitempty"`

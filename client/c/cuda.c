@@ -134,9 +134,9 @@ static void load(void)
 static pthread_mutex_t primary_lock = PTHREAD_MUTEX_INITIALIZER;
 
 /*
- * The devices whose primary context stays retained until the process ends, by their CUDA numbers. guarded by
- * primary_lock. Making a context and ending it takes more than a second while several processes do so. A program with no
- * other use for the context would pay that for each file that it maps and unmaps.
+ * The devices whose primary context stays retained until the process ends, by their CUDA numbers. Guarded by
+ * primary_lock. Making a context and ending it takes more than a second while several processes do so. A program with
+ * no other use for the context would pay that for each file that it maps and unmaps.
  */
 static uint64_t kept;
 

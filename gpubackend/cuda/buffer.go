@@ -41,8 +41,8 @@ func (d *driver) pin(n int) (p pinned, err error) {
 	return p, d.check("cuMemHostAlloc", d.memHostAlloc(&p.base, uintptr(n), hostPortable))
 }
 
-// locked has the page-locked memory of HostBuffer and LockHost of all devices. Each device copies from the others' memory as from
-// its own (hostPortable).
+// locked has the page-locked memory of HostBuffer and LockHost of all devices. Each device copies from the others'
+// memory as from its own (hostPortable).
 var locked lockedMemory
 
 // lockedMemory is a list of allocations of page-locked memory.

@@ -146,7 +146,8 @@ func cutRows(moves []move, look *lookup, c *gpubackend.Copy) []move {
 		if full < 2 {
 			return cutEach(moves, look, c)
 		}
-		rest = &gpubackend.Copy{Mem: m, Off: c.Off + full*c.Row, Host: host[full*c.Stride:], Row: c.Row, Stride: c.Stride}
+		rest = &gpubackend.Copy{Mem: m, Off: c.Off + full*c.Row, Host: host[full*c.Stride:], Row: c.Row,
+			Stride: c.Stride}
 		host = host[:(full-1)*c.Stride+c.Row]
 	}
 	dev, row, stride := m.base+address(c.Off), int(c.Row), int(c.Stride)

@@ -71,7 +71,8 @@ func newFake() *fake {
 	return &fake{
 		current: map[int]contextHandle{}, access: map[address]map[int32]bool{}, count: 1, next: 1 << 40,
 		streams: map[streamHandle]*fakeStream{}, events: map[eventHandle]fakeEvent{},
-		device: map[address][]byte{}, host: map[address][]byte{}, files: map[address][]byte{}, reserved: map[address]uintptr{},
+		device: map[address][]byte{}, host: map[address][]byte{}, files: map[address][]byte{},
+		reserved: map[address]uintptr{},
 		handles: map[memoryHandle]*fakeHandle{},
 		attributes: map[int32]int32{
 			attrMultiprocessors: 4, attrUnifiedAddressing: 1, attrCapabilityMajor: 9, attrVMM: 1, attrPOSIXHandles: 1,

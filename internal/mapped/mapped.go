@@ -1,4 +1,4 @@
-// Package mapped reads memory that shows a file. If the file becomes shorter meanwhile, the kernel sends SIGBUS, which
+// Package mapped accesses memory that shows a file. If the file becomes shorter meanwhile, the kernel sends SIGBUS, which
 // would end the process.
 package mapped
 

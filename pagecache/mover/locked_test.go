@@ -80,7 +80,8 @@ func TestFillFromLocked(t *testing.T) {
 		at := page.Index(i * 16)
 		scattered[i].Pages = page.Range{Start: at, End: at + 1 + page.Index(i%3)}
 	}
-	x.Pieces = Pieces(len(scattered), func(i int) Update { return scattered[i] }, []Run{{Pages: page.From(0).Pages()}}, nil)
+	x.Pieces = Pieces(len(scattered), func(i int) Update { return scattered[i] },
+		[]Run{{Pages: page.From(0).Pages()}}, nil)
 	all := slices.Clone(x.Pieces)
 	check(x, pagesOfPieces(all)-pagesOf(all[slices.IndexFunc(all, func(p Piece) bool {
 		return from.At(p.first().Offset(), p.Steps[len(p.Steps)-1].Pages.End.Offset()-p.first().Offset()) == nil

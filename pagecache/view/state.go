@@ -67,8 +67,8 @@ func (s *State) Mark(rg page.Range) {
 // Take returns the stale pages of rg that have bytes of the view, ascending, for the caller to bring, and their number.
 // They are coming from now on. A range may include gaps of up to gap pages of which the view has no bytes: rows of a
 // large file are hundreds of thousands of ranges otherwise. Take stops after the section with which it has most pages,
-// or so many ranges of them; next is the page up to which it came. turn grows from call to call, across all views of the
-// file. No page may be coming yet.
+// or so many ranges of them; next is the page up to which it came. turn grows from call to call, across all views of
+// the file. No page may be coming yet.
 func (s *State) Take(rg page.Range, most, runs, gap int64,
 	turn uint64) (taken []page.Range, pages int64, next page.Index) {
 	s.mu.Lock()
