@@ -73,7 +73,7 @@ func newFake() *fake {
 		streams: map[streamHandle]*fakeStream{}, events: map[eventHandle]fakeEvent{},
 		device: map[address][]byte{}, host: map[address][]byte{}, files: map[address][]byte{},
 		reserved: map[address]uintptr{},
-		handles: map[memoryHandle]*fakeHandle{},
+		handles:  map[memoryHandle]*fakeHandle{},
 		attributes: map[int32]int32{
 			attrMultiprocessors: 4, attrUnifiedAddressing: 1, attrCapabilityMajor: 9, attrVMM: 1, attrPOSIXHandles: 1,
 		},

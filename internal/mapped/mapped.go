@@ -1,5 +1,5 @@
-// Package mapped accesses memory that shows a file. If the file becomes shorter meanwhile, the kernel sends SIGBUS, which
-// would end the process.
+// Package mapped accesses memory that shows a file. If the file becomes shorter meanwhile, the kernel sends SIGBUS,
+// which would end the process.
 package mapped
 
 import "runtime/debug"
