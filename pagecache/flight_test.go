@@ -578,3 +578,12 @@ func TestFlightRuns(t *testing.T) {
 		require.Zero(t, x.users.Load())
 	}
 }
+
+// TestFlightsUnlockHome: locked pages lack flights, so they are unlocked when these come home.
+func TestFlightsUnlockHome(t *testing.T) {
+	a := newAloft(t, pinnedMemory(64<<20))
+	f := a.m.lock(a.src)
+	a.landed()
+	require.Nil(t, f.locking.now.Load())
+	a.m.unlocked(a.src)
+}

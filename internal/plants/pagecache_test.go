@@ -57,9 +57,23 @@ var pagecachePlants = []plant{
 	{
 		name: "a file is forgotten while it has flights",
 		file: "pagecache/file.go",
-		old:  " || f.flights.any())",
-		new:  ")",
+		old:  " || f.flights.any() ||",
+		new:  " ||",
 		nets: []net{{pkg: "pagecache", run: "TestFlightOutlivesItsDevice"}},
+	},
+	{
+		name: "locked pages: a release that came home does not unlock them",
+		file: "pagecache/collect.go",
+		old:  "	f.spoilHomeLocked() // also for flights, which views know since they began\n",
+		new:  "",
+		nets: []net{{pkg: "pagecache", run: "TestFlightsUnlockHome"}},
+	},
+	{
+		name: "locked pages: they are unmapped while a device copies from them",
+		file: "pagecache/homefile.go",
+		old:  "	if f.reading > 0 {\n		f.closing = append(f.closing, x)\n		return nil\n	}\n",
+		new:  "",
+		nets: []net{{pkg: "pagecache", run: "TestLockedPagesOutliveCopies"}},
 	},
 	{
 		name: "an acquire reads past a flight",
