@@ -127,8 +127,8 @@ func (c *Cache) LockHome(ctx context.Context, src Source) error {
 	return err
 }
 
-// lockHome is LockHome for a File.
-func (f *File) lockHome(ctx context.Context) (err error) {
+// lockHome is LockHome for a File. It remembers how that went.
+func (f *File) lockHome(ctx context.Context) error {
 	k := &f.locking
 	select {
 	case k.one <- struct{}{}:
@@ -139,18 +139,22 @@ func (f *File) lockHome(ctx context.Context) (err error) {
 	if k.now.Load() != nil {
 		return nil
 	}
-	defer func() {
-		if err != nil {
-			k.bytes.Store(0)
-		}
-		if failed := err != nil && !errors.Is(err, syscall.EAGAIN); failed {
+	err := f.lockUnchanged(ctx)
+	again := errors.Is(err, syscall.EAGAIN)
+	k.failed.Store(nil)
+	if err != nil {
+		k.bytes.Store(0)
+		if !again {
 			k.failed.Store(&err)
-		} else {
-			k.failed.Store(nil)
 		}
-		k.wanted.Store(err == nil || errors.Is(err, syscall.EAGAIN))
-	}()
-	pin := f.Pinning()
+	}
+	k.wanted.Store(err == nil || again)
+	return err
+}
+
+// lockUnchanged locks the pages, unless home changes meanwhile; then it fails with EAGAIN. The caller holds locking.one.
+func (f *File) lockUnchanged(ctx context.Context) error {
+	k, pin := &f.locking, f.Pinning()
 	if !pin.Host {
 		return fail(syscall.EINVAL, "%s is not pinned on the host", f.Name())
 	}
@@ -168,25 +172,30 @@ func (f *File) lockHome(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := f.mu.LockIn(ctx); err != nil {
-		return errors.Join(err, l.Close())
+	if err = f.mu.LockIn(ctx); err == nil {
+		if err = f.lookLocked(ctx); err == nil {
+			err = f.mayLockLocked(home, size, spoilt)
+		}
+		if err == nil {
+			k.now.Store(l)
+		}
+		f.mu.Unlock()
 	}
-	err = f.lookLocked(ctx)
-	if err == nil && f.detached.Load() {
-		err = fail(syscall.ESHUTDOWN, "the file is no longer in use")
-	}
-	if err == nil && (k.spoilt.Load() != spoilt || f.size != size || f.home != home) {
-		err = fail(syscall.EAGAIN, "%s keeps being changed, so its pages cannot be pinned", f.Name())
-	}
-	if err == nil && !f.Pinning().Host {
-		err = fail(syscall.EINVAL, "%s was unpinned", f.Name())
-	}
-	if err == nil {
-		k.now.Store(l)
-	}
-	f.mu.Unlock()
 	if err != nil {
 		return errors.Join(err, l.Close())
+	}
+	return nil
+}
+
+// mayLockLocked says why pages that were locked cannot be used: home must still be as it was then.
+func (f *File) mayLockLocked(home Home, size, spoilt int64) error {
+	switch {
+	case f.detached.Load():
+		return fail(syscall.ESHUTDOWN, "the file is no longer in use")
+	case !f.Pinning().Host:
+		return fail(syscall.EINVAL, "%s was unpinned", f.Name())
+	case f.locking.spoilt.Load() != spoilt || f.size != size || f.home != home:
+		return fail(syscall.EAGAIN, "%s keeps being changed, so its pages cannot be pinned", f.Name())
 	}
 	return nil
 }
@@ -250,7 +259,8 @@ func (l *lockedHome) lockChunk(ctx context.Context, mem []byte, devices []*devic
 		}
 		step := mem[at:min(at+lockStep, len(mem))]
 		_ = unix.Madvise(step, unix.MADV_WILLNEED)
-		if err := unix.Madvise(step, unix.MADV_POPULATE_READ); err != nil && err != syscall.EINVAL { // Linux before 5.14
+		err := unix.Madvise(step, unix.MADV_POPULATE_READ)
+		if err != nil && err != syscall.EINVAL { // which means a Linux before 5.14
 			return fail(cmp.Or(errnoOf(err), syscall.EIO), "the file cannot be read: %v", err)
 		}
 		bytes.Add(int64(len(step)))
