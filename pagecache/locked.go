@@ -140,7 +140,7 @@ func (f *File) lockHome(ctx context.Context) error {
 		return nil
 	}
 	err := f.lockUnchanged(ctx)
-	again := errors.Is(err, syscall.EAGAIN)
+	again := errors.Is(err, syscall.EAGAIN) || ctx.Err() != nil
 	k.failed.Store(nil)
 	if err != nil {
 		k.bytes.Store(0)
@@ -152,7 +152,7 @@ func (f *File) lockHome(ctx context.Context) error {
 	return err
 }
 
-// lockUnchanged locks the pages, unless home changes meanwhile; then it fails with EAGAIN. The caller holds locking.one.
+// lockUnchanged locks the pages. It fails with EAGAIN if home changes meanwhile. The caller holds locking.one.
 func (f *File) lockUnchanged(ctx context.Context) error {
 	k, pin := &f.locking, f.Pinning()
 	if !pin.Host {
