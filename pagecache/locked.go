@@ -53,6 +53,8 @@ type locking struct {
 	wanted atomic.Bool
 	// one has an element while somebody locks pages.
 	one chan struct{}
+	// leaving is what was unlocked last. It counts as pinned memory until nobody copies from it any more.
+	leaving atomic.Pointer[lockedHome]
 	// spoilt counts changes of home; last is when the last one was, in nanoseconds since the epoch.
 	spoilt, last atomic.Int64
 	// failed is why the last attempt failed, or nil.
@@ -65,7 +67,8 @@ type lockedHome struct {
 	mem    []byte
 	unmap  func() error
 	by     residency.Tenant
-	counts int64 // bytes of pinned memory that the file counts for
+	counts int64         // bytes of pinned memory that the file counts for
+	closed chan struct{} // closed when Close has ended
 
 	mu     sync.Mutex
 	unlock []func() error // protected by mu until all is locked
@@ -81,6 +84,7 @@ func (l *lockedHome) At(off, n int64) []byte {
 
 // Close unlocks the pages. Nobody may be reading them.
 func (l *lockedHome) Close() error {
+	defer close(l.closed)
 	var errs []error
 	for _, unlock := range l.unlock {
 		if err := unlock(); !errors.Is(err, gpubackend.ErrDeviceLost) {
@@ -92,6 +96,19 @@ func (l *lockedHome) Close() error {
 	}
 	l.c.pinned.UnlockFile(l.by, l.counts)
 	return errors.Join(errs...)
+}
+
+// waitClosed waits until Close has ended. l may be nil.
+func (l *lockedHome) waitClosed(ctx context.Context) error {
+	if l == nil {
+		return nil
+	}
+	select {
+	case <-l.closed:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // countsFor returns the pinned memory that a locked file of so many bytes counts for.
@@ -127,7 +144,7 @@ func (c *Cache) LockHome(ctx context.Context, src Source) error {
 	return err
 }
 
-// lockHome is LockHome for a File. It remembers how that went.
+// lockHome is LockHome for a File.
 func (f *File) lockHome(ctx context.Context) error {
 	k := &f.locking
 	select {
@@ -140,15 +157,7 @@ func (f *File) lockHome(ctx context.Context) error {
 		return nil
 	}
 	err := f.lockUnchanged(ctx)
-	again := errors.Is(err, syscall.EAGAIN) || ctx.Err() != nil
-	k.failed.Store(nil)
-	if err != nil {
-		k.bytes.Store(0)
-		if !again {
-			k.failed.Store(&err)
-		}
-	}
-	k.wanted.Store(err == nil || again)
+	k.ended(ctx, f, err)
 	return err
 }
 
@@ -157,6 +166,9 @@ func (f *File) lockUnchanged(ctx context.Context) error {
 	k, pin := &f.locking, f.Pinning()
 	if !pin.Host {
 		return fail(syscall.EINVAL, "%s is not pinned on the host", f.Name())
+	}
+	if err := k.leaving.Load().waitClosed(ctx); err != nil {
+		return err
 	}
 	if err := f.checkHome(ctx); err != nil {
 		return err
@@ -177,6 +189,7 @@ func (f *File) lockUnchanged(ctx context.Context) error {
 			err = f.mayLockLocked(home, size, spoilt)
 		}
 		if err == nil {
+			k.wanted.Store(true) // now, so that the next change unlocks the pages
 			k.now.Store(l)
 		}
 		f.mu.Unlock()
@@ -200,6 +213,23 @@ func (f *File) mayLockLocked(home Home, size, spoilt int64) error {
 	return nil
 }
 
+// ended notes how an attempt to lock the pages of f ended. An attempt whose caller gave up says nothing about the file.
+func (k *locking) ended(ctx context.Context, f *File, err error) {
+	if err != nil {
+		k.bytes.Store(0)
+	}
+	switch {
+	case err == nil:
+		k.failed.Store(nil)
+	case errors.Is(err, syscall.EAGAIN):
+		k.failed.Store(nil)
+		k.wanted.Store(f.Pinning().Host)
+	case ctx.Err() == nil:
+		k.failed.Store(&err)
+		k.wanted.Store(false)
+	}
+}
+
 // lockPages locks all pages of home. bytes shows how far it is.
 func (c *Cache) lockPages(ctx context.Context, home Home, size int64, by residency.Tenant,
 	bytes *atomic.Int64) (*lockedHome, error) {
@@ -211,7 +241,7 @@ func (c *Cache) lockPages(ctx context.Context, home Home, size int64, by residen
 	case len(devices) == 0:
 		return nil, fail(syscall.ENODEV, "the mount has no devices, so there is nothing to pin files on the host for")
 	}
-	l := &lockedHome{c: c, by: by, counts: countsFor(size)}
+	l := &lockedHome{c: c, by: by, counts: countsFor(size), closed: make(chan struct{})}
 	if err := c.pinned.LockFile(by, l.counts); err != nil {
 		return nil, err
 	}
@@ -305,6 +335,7 @@ func (f *File) unlockHomeLocked(again bool) {
 		return
 	}
 	k.bytes.Store(0)
+	k.leaving.Store(l)
 	f.c.reads.Add(1)
 	_ = f.closeUnread(closer(func() error {
 		go func() { // it takes as long as locking did
@@ -362,16 +393,14 @@ func (c *Cache) unlockFor(ctx context.Context) error {
 		if err := f.mu.LockIn(ctx); err != nil {
 			return err
 		}
-		before := c.pinned.Files()
+		unlocked := f.locking.now.Load() != nil
 		f.unlockHomeLocked(false)
 		f.mu.Unlock()
-		c.log.Warn("a pinned file was unlocked because the pinned memory became less", "file", f.Name())
-		for tick := time.NewTicker(time.Millisecond); c.pinned.Files() >= before; {
-			select {
-			case <-tick.C:
-			case <-ctx.Done():
-				return ctx.Err()
-			}
+		if unlocked {
+			c.log.Warn("a pinned file was unlocked because the pinned memory became less", "file", f.Name())
+		}
+		if err := f.locking.leaving.Load().waitClosed(ctx); err != nil {
+			return err
 		}
 	}
 	return nil

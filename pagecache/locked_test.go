@@ -271,3 +271,70 @@ func TestLockedByLostDevice(t *testing.T) {
 	require.EqualValues(t, 100, f.counters.LockedPages.Load())
 	v.unmap()
 }
+
+// TestLockingIsGivenUp: a client that ends while it locks a file does not make the background forget the file.
+func TestLockingIsGivenUp(t *testing.T) {
+	m := newMachine(t, 1, pinnedMemory(64<<20))
+	m.cache.relockAfter = time.Hour
+	src := m.noisyFile(100 * page.Size)
+	f := m.pin(src, Pinning{Host: true})
+	ctx, cancel := context.WithCancel(t.Context())
+	src.home.mu.Lock()
+	src.home.afterMap = cancel
+	src.home.mu.Unlock()
+	require.ErrorIs(t, m.cache.LockHome(ctx, src), context.Canceled)
+	m.unlocked(src)
+	require.Empty(t, m.cache.Inspect(src.id).LockError)
+	m.cache.relockAfter = 0
+	m.cache.collectDue(t.Context())
+	require.Eventually(t, func() bool { return f.locking.now.Load() != nil }, 10*time.Second, time.Millisecond)
+}
+
+// TestLockedAgainAfterCopies: pages are locked again once devices no longer copy from the earlier ones, which take the
+// pinned memory until then.
+func TestLockedAgainAfterCopies(t *testing.T) {
+	m := newMachine(t, 1, pinnedMemory(leastLocked))
+	m.cache.relockAfter = 0
+	src := m.noisyFile(1000 * page.Size)
+	f := m.lock(src)
+	gate := m.devices[0].Hold(faulty.CopyIn)
+	defer gate.Open()
+	done := make(chan error)
+	go func() {
+		v, err := m.tryView(ViewRequest{Segments: []view.Segment{bytesOf(0, 1000*page.Size)}}, src)
+		if err == nil {
+			v.unmap()
+		}
+		done <- err
+	}()
+	<-gate.Arrived()
+	src.write(t, 5000, []byte("written meanwhile"))
+	m.cache.collectDue(t.Context())
+	require.Never(t, func() bool { return m.cache.Inspect(src.id).LockError != "" }, 50*time.Millisecond, time.Millisecond)
+	gate.Open()
+	require.NoError(t, <-done)
+	require.Eventually(t, func() bool { return f.locking.now.Load() != nil }, 10*time.Second, time.Millisecond)
+}
+
+// TestUnlockedMeanwhile: a smaller pinned memory does not wait for a file that a change of home has just unlocked.
+func TestUnlockedMeanwhile(t *testing.T) {
+	m := newMachine(t, 1, pinnedMemory(64<<20))
+	m.cache.relockAfter = time.Hour
+	src, other := m.noisyFile(10*page.Size), m.noisyFile(10*page.Size)
+	m.lock(other)
+	f := m.lock(src)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	g := m.cache.Lookup(other.id)
+	f.mu.Lock()
+	g.mu.Lock()
+	done := make(chan error)
+	go func() { done <- m.cache.SetPinnedMemory(ctx, 1<<20) }()
+	time.Sleep(20 * time.Millisecond) // it waits for one of the files
+	f.spoilHomeLocked()
+	g.spoilHomeLocked()
+	require.Eventually(t, func() bool { return m.cache.pinned.Files() == 0 }, 10*time.Second, time.Millisecond)
+	f.mu.Unlock()
+	g.mu.Unlock()
+	require.NoError(t, <-done)
+}
