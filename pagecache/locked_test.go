@@ -290,7 +290,7 @@ func TestLockingIsGivenUp(t *testing.T) {
 	require.Eventually(t, func() bool { return f.locking.now.Load() != nil }, 10*time.Second, time.Millisecond)
 }
 
-// TestLockedAgainAfterCopies: pages are locked again once devices no longer copy from the earlier ones, which take the
+// TestLockedAgainAfterCopies: pages are locked again once devices no longer copy from the earlier ones. These take the
 // pinned memory until then.
 func TestLockedAgainAfterCopies(t *testing.T) {
 	m := newMachine(t, 1, pinnedMemory(leastLocked))
@@ -310,7 +310,8 @@ func TestLockedAgainAfterCopies(t *testing.T) {
 	<-gate.Arrived()
 	src.write(t, 5000, []byte("written meanwhile"))
 	m.cache.collectDue(t.Context())
-	require.Never(t, func() bool { return m.cache.Inspect(src.id).LockError != "" }, 50*time.Millisecond, time.Millisecond)
+	failed := func() bool { return m.cache.Inspect(src.id).LockError != "" }
+	require.Never(t, failed, 50*time.Millisecond, time.Millisecond)
 	gate.Open()
 	require.NoError(t, <-done)
 	require.Eventually(t, func() bool { return f.locking.now.Load() != nil }, 10*time.Second, time.Millisecond)

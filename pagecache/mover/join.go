@@ -26,7 +26,14 @@ func (p *Fill) pack(x *Piece) {
 	}
 	if x.bytes <= whole/2 || x.lent && x.bytes <= mostGathered {
 		if buf, giveBack, err := p.Device.dev.HostBuffer(int(x.bytes)); err == nil {
+			gathered := false
+			defer func() {
+				if !gathered {
+					giveBack() // what is gathered shows a file that has become shorter
+				}
+			}()
 			x.copies = gather(x.copies, buf)
+			gathered = true
 			x.giveBack()
 			x.buf, x.giveBack, x.lent, x.inPlace = buf, giveBack, false, false
 			return

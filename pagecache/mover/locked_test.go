@@ -9,6 +9,7 @@ import (
 
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/mover/schedule"
 )
 
 // lockedFile is a Locked over a file in memory. It has the bytes before and after a border, but not across it.
@@ -94,6 +95,20 @@ func TestFillFromLocked(t *testing.T) {
 	got := make([]byte, size)
 	require.NoError(t, f.moves.Out(t.Context(), CPURead, []gpubackend.Copy{{Mem: f.into.mem, Host: got}}))
 	require.Equal(t, f.home.data, got)
+}
+
+// TestGatheringFromAShorterFile: what a file has lost ends no gathering without giving its buffer back.
+func TestGatheringFromAShorterFile(t *testing.T) {
+	f := newFiller(t, 2<<20)
+	counted := &countedBuffers{Device: f.dev, t: t}
+	f.moves = NewDevice(counted, new(schedule.FCFS), nil, func(error) {})
+	from := newLockedFile(t, f.home.data, 0)
+	require.NoError(t, unix.Ftruncate(from.fd, 0))
+	x := f.fill()
+	x.From.Locked, x.Into = from, thinTarget{f.into}
+	require.False(t, x.readInPlace(&x.Pieces[0]))
+	require.EqualValues(t, 1, counted.taken.Load())
+	require.Zero(t, counted.out.Load())
 }
 
 func pagesOfPieces(pieces []Piece) (n int64) {
