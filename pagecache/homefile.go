@@ -74,7 +74,7 @@ func (f *File) endRead() {
 func (f *File) sourceLocked() *mover.Source {
 	s := &mover.Source{Home: f.home}
 	if l := f.locking.now.Load(); l != nil {
-		s.Locked = l
+		s.Locked, s.Size = l, f.size
 		return s
 	}
 	direct, ok := f.home.(DirectReader)

@@ -67,6 +67,7 @@ type lockedHome struct {
 	mem    []byte
 	unmap  func() error
 	by     residency.Tenant
+	whole  int64         // bytes in whole pages of the file
 	counts int64         // bytes of pinned memory that the file counts for
 	closed chan struct{} // closed when Close has ended
 
@@ -74,9 +75,10 @@ type lockedHome struct {
 	unlock []func() error // protected by mu until all is locked
 }
 
-// At implements mover.Locked.
+// At implements mover.Locked. In a last page that the file has only in part, others who map the file may have stored
+// bytes past the end of the file.
 func (l *lockedHome) At(off, n int64) []byte {
-	if n <= 0 || off+n > int64(len(l.mem)) || off/lockChunk != (off+n-1)/lockChunk {
+	if n <= 0 || off+n > l.whole || off/lockChunk != (off+n-1)/lockChunk {
 		return nil
 	}
 	return l.mem[off : off+n : off+n]
@@ -241,7 +243,7 @@ func (c *Cache) lockPages(ctx context.Context, home Home, size int64, by residen
 	case len(devices) == 0:
 		return nil, fail(syscall.ENODEV, "the mount has no devices, so there is nothing to pin files on the host for")
 	}
-	l := &lockedHome{c: c, by: by, counts: countsFor(size), closed: make(chan struct{})}
+	l := &lockedHome{c: c, by: by, whole: size &^ (page.Size - 1), counts: countsFor(size), closed: make(chan struct{})}
 	if err := c.pinned.LockFile(by, l.counts); err != nil {
 		return nil, err
 	}

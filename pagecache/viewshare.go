@@ -39,7 +39,7 @@ func (t *viewFill) fromHome(ctx context.Context, pages []page.Range, ready func(
 	p.state.Share(t.reach)
 	if t.home.Locked != nil { // every view copies what it wants from there
 		ready()
-		t.fill.Pieces = mover.PiecesInPlace(sizeOf(read)/p.v.layout.Size(), len(read), update)
+		t.fill.Pieces = mover.PiecesInPlace(t.home.Size, sizeOf(read)/p.v.layout.Size(), len(read), update)
 		err = t.fill.Run(ctx, nil)
 		return p.state.Unshare(), err
 	}

@@ -77,9 +77,11 @@ func (w *Ways) Add(o Ways) {
 // Source is a Home, as one Fill reads it.
 type Source struct {
 	Home Home
-	// Locked has pages of Home that devices copy from where they are; nil if there are none.
+	// Locked has pages of Home that devices copy from where they are, except one that the file has only in part; nil if
+	// there are none.
 	Locked Locked
-	// Direct is Home if it may be read past the host's page cache, or nil. The other fields are for that.
+	// Direct is Home if it may be read past the host's page cache, or nil. The other fields are for that, and Size also
+	// for Locked.
 	Direct DirectReader
 	// Cold chooses the way of large reads, past the page cache or through it; nil means past it.
 	Cold *ColdWay

@@ -106,10 +106,16 @@ func Pieces(n int, at func(i int) Update, storing []Run, spans []page.Range) (pi
 }
 
 // PiecesInPlace is Pieces for what is copied from where it is locked (Source.Locked), into which no program stores.
-// Devices want one byte of `thins`. So a piece has that many times as many bytes as others, but not too many.
-func PiecesInPlace(thins int64, n int, at func(i int) Update) []Piece {
+// Devices want one byte of `thins`. So a piece has that many times as many bytes as others, but not too many. The pages
+// that a file of so many bytes has only in part are pieces of their own, because they are read.
+func PiecesInPlace(size, thins int64, n int, at func(i int) Update) []Piece {
 	all := page.Range{End: at(n - 1).Pages.End}
-	return piecesOf(min(max(thins, 1), mostThins)*pieceFor(n, at), n, at, []Run{{Pages: all}}, nil)
+	rest := page.Range{Start: page.Index(size >> page.Shift), End: page.Count(size)}
+	var spans []page.Range
+	if !rest.Empty() {
+		spans = append(spans, rest)
+	}
+	return piecesOf(min(max(thins, 1), mostThins)*pieceFor(n, at), n, at, []Run{{Pages: all}}, spans)
 }
 
 // mostThins bounds thins: a piece of one in mostThins is copied as fast as a whole one.
