@@ -8,6 +8,8 @@
 // hands out memory again that was exported, and an emulated device counts such memory as used until the process gives
 // it up.
 //
+// Memory that LockHost locks belongs to the caller, who unmaps it after unlock.
+//
 // # Concurrency
 //
 // A Device and a Memory may be used from any goroutine. Every call blocks until the device has done the work. Other
@@ -22,7 +24,7 @@
 // ErrNoMemory means that the memory is not available, ErrDeviceLost that the device is gone for good. ErrRange,
 // ErrFreed, ErrInUse and ErrClosed mean that the call is wrong; a call with wrong arguments touches no memory. The
 // Memory of a lost device can be freed, and the device closed, as usual: these calls give back what the host holds, and
-// do not report the loss.
+// do not report the loss. ErrHostGone means that CopyIn was to read a file that has become shorter; the device is well.
 //
 // # What is where
 //

@@ -10,8 +10,8 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/residency"
 )
 
-// Pinning says on which devices a file's extents stay until the file is unpinned, and who is charged. The zero value
-// pins nothing.
+// Pinning says where a file stays until it is unpinned, and who is charged: its extents on devices, its pages in the
+// host's page cache. The zero value pins nothing.
 type Pinning struct {
 	// Host locks the file's pages in the host's page cache, from where devices copy fastest (locked.go).
 	Host bool
@@ -148,8 +148,8 @@ func (c *Cache) Repin(find func(FileID) (p Pinning, known bool)) {
 }
 
 // CheckPinning returns an error if a file of so many bytes can never be pinned this way, given what the user has pinned
-// and maps: ENODEV for a device that the mount does not have, ENOSPC for more than a device's budget, EDQUOT for more
-// than the user's share. It does not block.
+// and maps: ENODEV for a device that the mount does not have, ENOSPC for more than a device's budget or the pinned
+// memory, EDQUOT for more than the user's share of either. It does not block.
 func (c *Cache) CheckPinning(id FileID, size int64, p Pinning) error {
 	for _, n := range p.Devices {
 		if !slices.ContainsFunc(c.devices, func(d *device) bool { return d.info.Ordinal == n }) {

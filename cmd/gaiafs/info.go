@@ -152,10 +152,10 @@ func (i *fileInfo) print(b *strings.Builder) {
 			line("pinned", "on %s, on account of user %d", pinnedText(i.Pinned), i.PinnedBy)
 		}
 		if p, err := pagecache.ParsePinning(i.Pinned); err == nil && p.Host {
-			line("locked", "%s in the host's memory", bytesText(i.LockedBytes))
+			line("locked", "%s of %s in the host's memory", bytesText(i.LockedBytes), bytesText(i.SizeBytes))
 		}
 		if i.LockError != "" {
-			line("", "%s", pagecache.Printable(i.LockError))
+			line("not locked", "%s", pagecache.Printable(i.LockError))
 		}
 		for _, v := range i.Views {
 			line("view", "%s", strings.TrimPrefix(viewText(v), "view "))

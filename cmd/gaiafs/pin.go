@@ -30,6 +30,7 @@ func newPin() *cobra.Command {
 		Short: "Keep files on devices, or in the host's memory, until they are unpinned",
 		Long: `pin brings files to devices and keeps them there, even if others need the memory. For a directory it pins all files below, also
 those that are made later: they stay once they are on the device. A file's own pin takes precedence over its directory's.
+A new pin replaces the one that a file or directory has.
 
 Users may pin the files that they may write. The memory counts for the file's owner, within what one user may map (--user-share). If
 the files do not fit, pin fails and pins nothing. SOURCE keeps the pin in the extended attribute user.gaiafs.pin, so the next
@@ -37,9 +38,10 @@ mount knows it; 'gaiafs warm --recursive' brings the files back there. 'setfattr
 brings nothing to devices: its value is none, or a list of all, host and numbers of devices, separated by commas.
 
 --device host pins files in the host's memory: their pages stay in its page cache, page-locked, so GPUs copy from there
-at the full speed of their links, and no core works for it. This pays for weights that are loaded again and again, or by
-several GPUs at once. The memory counts as pinned memory (--pinned-memory), 16 MiB for a small file. A change of a file
-unlocks its pages; they are locked again once it has been left alone for two seconds.`,
+at the full speed of their links, and no core copies. This pays for weights that are loaded again and again, or by several
+GPUs at once. The memory counts as pinned memory (--pinned-memory), at least 16 MiB for each file. If a file changes, its
+pages are unlocked; they are locked again once the file has not changed for two seconds. 'gaiafs info' shows how much is
+locked, or why it is not.`,
 		Example: `  gaiafs pin /mnt/data/model.safetensors
   gaiafs pin --device 0 /mnt/data/models
   gaiafs pin --device host /mnt/data/model.safetensors
@@ -56,8 +58,8 @@ unlocks its pages; they are locked again once it has been left alone for two sec
 func newUnpin() *cobra.Command {
 	return &cobra.Command{
 		Use:   "unpin PATH…",
-		Short: "Let files leave devices again when others need the memory",
-		Long: `unpin undoes pin. It evicts nothing at once. A file below a pinned directory gets the pin none, which takes precedence over
+		Short: "Let files leave devices again when others need the memory, and unlock them on the host",
+		Long: `unpin undoes pin. It evicts nothing at once. Pages that are locked on the host are unlocked. A file below a pinned directory gets the pin none, which takes precedence over
 the directory's.`,
 		Example: "  gaiafs unpin /mnt/data/model.safetensors",
 		Args:    somePaths,
@@ -233,8 +235,9 @@ func (p *pinner) set(path, value string) error {
 	}
 	err = unix.Setxattr(at, pinAttribute, []byte(value), 0)
 	if errors.Is(err, syscall.ENOSPC) && value == "host" {
-		return fmt.Errorf("%s does not fit into the mount's pinned memory together with what is pinned there: unpin something, or "+
-			"give it more with 'gaiafs set MOUNTPOINT pinned-memory=SIZE'", pagecache.Printable(path))
+		return fmt.Errorf("%s does not fit into the mount's pinned memory (%s) together with what is pinned there: "+
+			"unpin something, or give it more with 'gaiafs set %s pinned-memory=SIZE'", pagecache.Printable(path),
+			bytesText(p.status.PinnedLimit), pagecache.Printable(p.mountpoint))
 	}
 	return p.explain(path, err)
 }

@@ -240,7 +240,7 @@ func TestPinOnTheHost(t *testing.T) {
 	locked := func(at string) {
 		t.Helper()
 		require.Eventually(t, func() bool {
-			return regexp.MustCompile("locked +4.0 MiB in the host's memory\n").MatchString(ok("info", at))
+			return regexp.MustCompile("locked +4.0 MiB of 4.0 MiB in the host's memory\n").MatchString(ok("info", at))
 		}, 20*time.Second, 50*time.Millisecond)
 	}
 	data := make([]byte, 4*mib)

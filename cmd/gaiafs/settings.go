@@ -93,7 +93,8 @@ func (s *settings) flags() *pflag.FlagSet {
 			"(default: a sixteenth of the machine's)")
 	f.Lookup("host-memory").DefValue = "" // so that the help text is the same on every machine
 	f.Var(&s.pinnedMemory, "pinned-memory",
-		"host memory that may be pinned for what does not fit on devices; 0 is none (default: a quarter of the machine's)")
+		"host memory that may be pinned, for files ('gaiafs pin --device host') and for what does not fit on devices; 0 is none "+
+			"(default: a quarter of the machine's)")
 	f.Lookup("pinned-memory").DefValue = ""
 	f.StringVar(&s.socket, "socket", s.socket,
 		"absolute `PATH` of the control socket (default: one for the mountpoint in the runtime directory)")

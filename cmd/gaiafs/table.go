@@ -22,10 +22,13 @@ func (s *statusDocument) print(w io.Writer, all bool) error {
 	s.printDevices(&b)
 	s.printOwners(&b, all)
 	s.printMoves(&b)
-	b.WriteString("\nFiles on devices (pages of 4 KiB)\n")
+	b.WriteString("\nFiles on devices, or pinned on the host (pages of 4 KiB)\n")
 	table(&b, s.files)
 	s.printLosses(&b)
 	b.WriteString("\nHost memory: " + s.hostMemory(all) + "\n")
+	if s.PinnedBytes > 0 || all {
+		b.WriteString("Pinned memory: " + s.pinnedMemory() + "\n")
+	}
 	s.printPrograms(&b)
 	s.printReads(&b, all)
 	if ways := s.ways(all); ways != "" {
@@ -276,6 +279,13 @@ func (s *statusDocument) hostMemory(all bool) string {
 		separator = ", "
 	}
 	return text
+}
+
+// pinnedMemory describes how the host's pinned memory is used.
+func (s *statusDocument) pinnedMemory() string {
+	return fmt.Sprintf("%s of %s; %s for files that are pinned on the host, %s for extents, %s spare",
+		bytesText(s.PinnedBytes), bytesText(s.PinnedLimit), bytesText(s.PinnedFileBytes),
+		bytesText(s.PinnedBytes-s.PinnedFileBytes-s.PinnedSpareBytes), bytesText(s.PinnedSpareBytes))
 }
 
 // section writes a table with its heading, unless it has no rows.

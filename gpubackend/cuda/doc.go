@@ -32,12 +32,16 @@
 // are; rows in other memory are gathered like other pieces. Each device copies from the page-locked memory of all
 // devices (CU_MEMHOSTALLOC_PORTABLE).
 //
+// The pages of a file can be locked, too (lock.go). The driver reads small copies with the CPU, which would end the
+// process if the file has become shorter. So small pieces of files are staged (leastOfFile), where faults are caught.
+//
 // Each piece costs a copy engine microseconds. So many scattered pages are copied side by side in one piece, and a page
 // kernel moves them to or from their places (scatter.go). While page kernels have to wait for kernels of other
 // processes, the copy engines copy these pages too.
 //
 // From GPU to GPU, the copy engines of the receiving GPU read the other's memory, over NVLink or PCIe. A Memory is
-// opened to another GPU (cuMemSetAccess) when that GPU first copies from it, and stays open.
+// opened to another GPU (cuMemSetAccess) when that GPU first copies from it, and stays open. These copies have copiers
+// of their own, so they do not wait for copies from the host.
 //
 // # Page kernels
 //
@@ -59,7 +63,8 @@
 // # Who owns foreign memory
 //
 // Addresses of device memory are numbers here, never Go pointers. Page-locked memory belongs to the driver: Go slices
-// of it are valid until cuMemFreeHost, which only the pool in buffer.go and the owners of staging chunks call. The
+// of it are valid until cuMemFreeHost, which only the pool in buffer.go and the owners of staging chunks call. Memory
+// of LockHost belongs to its caller; the driver has its pages from cuMemHostRegister to cuMemHostUnregister. The
 // driver keeps no pointer to Go memory after a call returns: asynchronous calls get only page-locked and device memory.
 //
 // # Locks

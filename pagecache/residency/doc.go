@@ -83,6 +83,9 @@
 // the user's share, the oldest extents first. That is computed when a victim is chosen (stay.go; pinned.go is about
 // pinned host memory). Explicit eviction, lost rights and a lost device ignore pins.
 //
+// The pages of a file that is pinned on the host are in the host's page cache, not in extents. This package only counts
+// them as pinned memory, for each user (lockedfiles.go). Nothing evicts them; extents get what they leave.
+//
 // # Sizes
 //
 // The size of new extents follows from the size of the file at that moment (Size). Existing extents do not change,

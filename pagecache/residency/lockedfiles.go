@@ -7,7 +7,7 @@ import (
 )
 
 // Pages of files in the host's page cache can be locked there, so that devices copy from them. They count as pinned
-// memory, and nothing moves them.
+// memory, and nothing evicts them.
 
 // SetShare changes the part of the pool that the locked pages of one limited user's files may take.
 func (p *Pinned) SetShare(share float64) {
@@ -30,7 +30,7 @@ func (p *Pinned) checkFileLocked(by Tenant, n int64) error {
 	case n > left:
 		return refuse(syscall.ENOSPC, "%s cannot be pinned on the host: of its %s of pinned memory, pinned files leave %s; unpin "+
 			"something, or raise pinned-memory with 'gaiafs set'", humanize.IBytes(uint64(n)),
-			humanize.IBytes(uint64(p.limit)), humanize.IBytes(uint64(max(left, 0))))
+			humanize.IBytes(uint64(p.limit)), humanize.IBytes(uint64(left)))
 	case by.Limited && own+n > share:
 		return refuse(syscall.EDQUOT, "%s are more than user %d may pin on the host in addition to %s that are pinned already: no user may "+
 			"have more than %s, except root and the one who mounted; unpin something, or raise user-share with 'gaiafs set'",
@@ -39,8 +39,8 @@ func (p *Pinned) checkFileLocked(by Tenant, n int64) error {
 	return nil
 }
 
-// LockFile counts n bytes of a user's files that are about to be locked. It frees spares for them, and fails as
-// CheckFile does, or with ENOSPC if extents use the memory.
+// LockFile counts n bytes of a user's file that are about to be locked. It frees spares for them, which may block on a
+// device. It fails as CheckFile does, or with ENOSPC if extents use the memory. UnlockFile gives the bytes back.
 func (p *Pinned) LockFile(by Tenant, n int64) error {
 	p.mu.Lock()
 	err := p.checkFileLocked(by, n)
@@ -59,7 +59,7 @@ func (p *Pinned) LockFile(by Tenant, n int64) error {
 	return nil
 }
 
-// UnlockFile undoes LockFile.
+// UnlockFile undoes LockFile, with the same arguments, once the pages are unlocked.
 func (p *Pinned) UnlockFile(by Tenant, n int64) {
 	p.uncountFile(by, n)
 	p.unused(n)
@@ -73,7 +73,7 @@ func (p *Pinned) uncountFile(by Tenant, n int64) {
 	}
 }
 
-// Files returns the bytes of locked pages of files.
+// Files returns the bytes that locked files count for.
 func (p *Pinned) Files() int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -94,4 +94,6 @@ func (p *Pinned) forExtents() int64 {
 	return p.forExtentsLocked()
 }
 
-func (p *Pinned) forExtentsLocked() int64 { return p.limit - p.filesLocked() }
+// forExtentsLocked is forExtents with mu held. After SetLimit, files may have more than the limit, until they are
+// unlocked.
+func (p *Pinned) forExtentsLocked() int64 { return max(p.limit-p.filesLocked(), 0) }
