@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/gpubackend/faulty"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache/mover/schedule"
 )
@@ -116,4 +117,16 @@ func pagesOfPieces(pieces []Piece) (n int64) {
 		n += pagesOf(pieces[i].Steps)
 	}
 	return n
+}
+
+// TestRelayOfAShorterFile: a neighbour's link does not fail because a file has become shorter.
+func TestRelayOfAShorterFile(t *testing.T) {
+	f, by := newFiller(t, 4<<20), newFiller(t, 4<<20)
+	r := &Relay{Device: by.moves, Memory: by.into.mem, Failed: func(err error) { t.Error(err) }}
+	by.dev.Fail(faulty.CopyIn, 1, gpubackend.ErrHostGone)
+	x := f.fill()
+	x.ctx = t.Context()
+	err := x.in([]gpubackend.Copy{{Mem: f.into.mem, Host: make([]byte, page.Size)}}, r)
+	require.ErrorIs(t, err, gpubackend.ErrHostGone)
+	require.False(t, r.broken)
 }
