@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"unsafe"
 
 	"github.com/gaiafs/gaiafs/internal/page"
 )
@@ -97,6 +98,15 @@ type Scan struct {
 	Mem    Memory
 	Off    int64
 	Agreed []Digest
+}
+
+// CheckHostPages returns ErrRange unless mem begins and ends at pages of the host, as LockHost needs, and is not empty.
+func CheckHostPages(mem []byte) error {
+	start := uintptr(unsafe.Pointer(unsafe.SliceData(mem)))
+	if len(mem) == 0 || (start|uintptr(len(mem)))%uintptr(os.Getpagesize()) != 0 {
+		return fmt.Errorf("%w: %d bytes at %#x are not pages of the host", ErrRange, len(mem), start)
+	}
+	return nil
 }
 
 // Memory is one allocation of device memory, contiguous and exportable.

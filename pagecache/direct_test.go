@@ -354,12 +354,12 @@ func TestHomeIsClosedAfterItsReads(t *testing.T) {
 	h.open = 1
 	f.beginRead()
 	f.beginRead()
-	require.NoError(t, f.closeUnread(h))
+	require.NoError(t, f.closeUnread(h.Close))
 	f.endRead()
 	require.Equal(t, 1, h.open)
 	f.endRead()
 	require.Zero(t, h.open)
-	require.NoError(t, f.closeUnread(newHome(1)))
+	require.NoError(t, f.closeUnread(newHome(1).Close))
 }
 
 var _ DirectReader = (*disk)(nil)

@@ -3,7 +3,6 @@ package pagecache
 import (
 	"context"
 	"errors"
-	"io"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -93,11 +92,11 @@ type File struct {
 
 	// noDirect means that home cannot be read past the host's page cache. Set once.
 	noDirect atomic.Bool
-	// reading counts reads of home that run without mu. closing has what to close when these have ended: homes, and
-	// locked pages.
+	// reading counts reads of home that run without mu. closing has what closes homes and locked pages when these have
+	// ended.
 	readingMu sync.Mutex
-	reading   int         // protected by readingMu
-	closing   []io.Closer // protected by readingMu
+	reading   int            // protected by readingMu
+	closing   []func() error // protected by readingMu
 	locking   locking
 
 	serial uint64          // immutable; identifies the File
@@ -174,7 +173,7 @@ func (c *Cache) open(ctx context.Context, src Source, writable bool) (f *File, d
 	if writable && !f.home.Writable() {
 		var home Home
 		if home, err = src.OpenHome(true); err == nil {
-			_ = f.closeUnread(f.home)
+			_ = f.closeUnread(f.home.Close)
 			f.home = home
 		}
 	}
@@ -308,7 +307,7 @@ func (f *File) dropIdleLocked() {
 	f.c.memory.charge(memoryStates, -f.states)
 	f.clean.Close()
 	f.unlockHomeLocked(false)
-	if err := f.closeUnread(f.home); err != nil {
+	if err := f.closeUnread(f.home.Close); err != nil {
 		f.c.log.Warn("closing the backing file", "file", f.Name(), "error", err)
 	}
 }

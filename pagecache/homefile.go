@@ -2,7 +2,6 @@ package pagecache
 
 import (
 	"context"
-	"io"
 	"slices"
 
 	"github.com/gaiafs/gaiafs/internal/page"
@@ -38,15 +37,15 @@ func (f *File) spoilLocked(rg page.Range) {
 	f.spoilViews(rg)
 }
 
-// closeUnread closes a home of the file, or its locked pages, once no read is under way.
-func (f *File) closeUnread(x io.Closer) error {
+// closeUnread calls what closes a home of the file, or its locked pages, once no read is under way.
+func (f *File) closeUnread(closing func() error) error {
 	f.readingMu.Lock()
 	defer f.readingMu.Unlock()
 	if f.reading > 0 {
-		f.closing = append(f.closing, x)
+		f.closing = append(f.closing, closing)
 		return nil
 	}
-	return x.Close()
+	return closing()
 }
 
 // beginRead counts a user of home that works without File.mu. It is called with File.mu held. endRead ends the use.
@@ -62,8 +61,8 @@ func (f *File) endRead() {
 	if f.reading--; f.reading > 0 {
 		return
 	}
-	for _, x := range f.closing {
-		if err := x.Close(); err != nil {
+	for _, closing := range f.closing {
+		if err := closing(); err != nil {
 			f.c.log.Warn("closing the backing file", "error", err)
 		}
 	}

@@ -1,7 +1,6 @@
 package pagecache
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -72,7 +71,7 @@ type lockedHome struct {
 	closed chan struct{} // closed when Close has ended
 
 	mu     sync.Mutex
-	unlock []func() error // protected by mu until all is locked
+	unlock []func() error // protected by mu until all is locked; then Close has it
 }
 
 // At implements mover.Locked. In a last page that the file has only in part, others who map the file may have stored
@@ -293,7 +292,7 @@ func (l *lockedHome) lockChunk(ctx context.Context, mem []byte, devices []*devic
 		_ = unix.Madvise(step, unix.MADV_WILLNEED)
 		err := unix.Madvise(step, unix.MADV_POPULATE_READ)
 		if err != nil && err != syscall.EINVAL { // which means a Linux before 5.14
-			return fail(cmp.Or(errnoOf(err), syscall.EIO), "the file cannot be read: %v", err)
+			return fail(errnoOf(err), "the file cannot be read: %v", err)
 		}
 		bytes.Add(int64(len(step)))
 	}
@@ -339,7 +338,7 @@ func (f *File) unlockHomeLocked(again bool) {
 	k.bytes.Store(0)
 	k.leaving.Store(l)
 	f.c.reads.Add(1)
-	_ = f.closeUnread(closer(func() error {
+	_ = f.closeUnread(func() error {
 		go func() { // it takes as long as locking did
 			defer f.c.reads.Done()
 			if err := l.Close(); err != nil {
@@ -347,13 +346,8 @@ func (f *File) unlockHomeLocked(again bool) {
 			}
 		}()
 		return nil
-	}))
+	})
 }
-
-// closer makes an io.Closer of a function.
-type closer func() error
-
-func (c closer) Close() error { return c() }
 
 // spoilHomeLocked notes that home changed. A read lock of File.mu is enough.
 func (f *File) spoilHomeLocked() {
@@ -370,10 +364,7 @@ func (f *File) relockDue(ctx context.Context) {
 	if !k.wanted.Load() || k.now.Load() != nil || time.Since(time.Unix(0, k.last.Load())) < f.c.relockAfter {
 		return
 	}
-	select {
-	case k.one <- struct{}{}:
-		<-k.one
-	default:
+	if len(k.one) > 0 {
 		return // somebody does it
 	}
 	f.c.background.Go(func() {
@@ -408,8 +399,9 @@ func (c *Cache) unlockFor(ctx context.Context) error {
 	return nil
 }
 
-// errnoOf returns the errno that err wraps, 0 if there is none.
-func errnoOf(err error) (errno syscall.Errno) {
+// errnoOf returns the errno that err wraps, EIO if there is none.
+func errnoOf(err error) syscall.Errno {
+	errno := syscall.EIO
 	errors.As(err, &errno)
 	return errno
 }

@@ -38,10 +38,10 @@ mount knows it; 'gaiafs warm --recursive' brings the files back there. 'setfattr
 brings nothing to devices: its value is none, or a list of all, host and numbers of devices, separated by commas.
 
 --device host pins files in the host's memory: their pages stay in its page cache, page-locked, so GPUs copy from there
-at the full speed of their links, and no core copies. This pays for weights that are loaded again and again, or by several
-GPUs at once. The memory counts as pinned memory (--pinned-memory), at least 16 MiB for each file. If a file changes, its
-pages are unlocked; they are locked again once the file has not changed for two seconds. 'gaiafs info' shows how much is
-locked, or why it is not.`,
+at the full speed of their links, and no core copies. This pays for weights that are loaded again and again, or by
+several GPUs at once. The memory counts as pinned memory (--pinned-memory), at least 16 MiB for each file. If a file
+changes, its pages are unlocked; they are locked again once the file has not changed for two seconds. 'gaiafs info'
+shows how much is locked, or why it is not.`,
 		Example: `  gaiafs pin /mnt/data/model.safetensors
   gaiafs pin --device 0 /mnt/data/models
   gaiafs pin --device host /mnt/data/model.safetensors
@@ -59,8 +59,8 @@ func newUnpin() *cobra.Command {
 	return &cobra.Command{
 		Use:   "unpin PATH…",
 		Short: "Let files leave devices again when others need the memory, and unlock them on the host",
-		Long: `unpin undoes pin. It evicts nothing at once. Pages that are locked on the host are unlocked. A file below a pinned directory gets the pin none, which takes precedence over
-the directory's.`,
+		Long: `unpin undoes pin. It evicts nothing at once. Pages that are locked on the host are unlocked. A file below a
+pinned directory gets the pin none, which takes precedence over the directory's.`,
 		Example: "  gaiafs unpin /mnt/data/model.safetensors",
 		Args:    somePaths,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -124,10 +124,10 @@ func pin(cmd *cobra.Command, args []string, device deviceChoice) error {
 	}
 	bring := func() error { return w.bring(ctx, cmd, found.files, devices) }
 	if device.host {
-		bring = func() error { return w.lock(ctx, cmd, found.files) }
+		bring = func() error { return w.onHost(ctx, cmd, found.files, "locked in the host's memory", w.lockFile) }
 	}
 	switch err := bring(); {
-	case errors.Is(err, syscall.ENOMEM), device.host && err != nil: // a tenant's maximum, or programs were faster
+	case device.host && err != nil, errors.Is(err, syscall.ENOMEM): // a tenant's maximum, or programs were faster
 		if failed := at.restore(args, before); failed != nil {
 			return errors.Join(err, failed)
 		}
@@ -137,20 +137,6 @@ func pin(cmd *cobra.Command, args []string, device deviceChoice) error {
 	}
 	for _, path := range args {
 		fmt.Fprintf(cmd.OutOrStdout(), "%s: pinned on %s\n", pagecache.Printable(path), pinnedText(device.String()))
-	}
-	return nil
-}
-
-// lock locks files in the host's memory.
-func (w *warming) lock(ctx context.Context, cmd *cobra.Command, files []target) error {
-	w.progress = newProgress(cmd.ErrOrStderr(), total(files))
-	defer w.progress.end()
-	for _, f := range files {
-		if err := w.lockFile(ctx, f); err != nil {
-			w.progress.end()
-			return about(f.name(), "", interrupted(ctx, err))
-		}
-		w.progress.line(w.out, fmt.Sprintf("%s: %s locked in the host's memory", f.name(), bytesText(f.size)))
 	}
 	return nil
 }

@@ -339,25 +339,41 @@ func (w *warming) warmFile(ctx context.Context, f target, device int) error {
 
 // host reads files through the mount, so that the kernel caches them.
 func (w *warming) host(ctx context.Context, cmd *cobra.Command, files []target) error {
+	return w.onHost(ctx, cmd, files, "in the host's memory", w.readFile)
+}
+
+// onHost brings files into the host's memory, one after the other, and says so.
+func (w *warming) onHost(ctx context.Context, cmd *cobra.Command, files []target, where string,
+	bring func(context.Context, target) error) error {
 	w.progress = newProgress(cmd.ErrOrStderr(), total(files))
 	defer w.progress.end()
-	buf := make([]byte, 1<<20)
 	for _, f := range files {
-		file, err := f.open()
-		if err != nil {
-			return err
-		}
-		for err == nil && ctx.Err() == nil {
-			var n int
-			n, err = file.Read(buf)
-			w.progress.add(int64(n), f.name())
-		}
-		file.Close()
-		if !errors.Is(err, io.EOF) {
+		if err := bring(ctx, f); err != nil {
 			w.progress.end()
-			return about(f.name(), "", interrupted(ctx, errno(err)))
+			return about(f.name(), "", interrupted(ctx, err))
 		}
-		w.progress.line(w.out, fmt.Sprintf("%s: %s in the host's memory", f.name(), bytesText(f.size)))
+		w.progress.line(w.out, fmt.Sprintf("%s: %s %s", f.name(), bytesText(f.size), where))
 	}
 	return nil
+}
+
+// readFile reads a file to its end.
+func (w *warming) readFile(ctx context.Context, f target) error {
+	file, err := f.open()
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	for buf := make([]byte, 1<<20); ; {
+		n, err := file.Read(buf)
+		w.progress.add(int64(n), f.name())
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return errno(err)
+		case ctx.Err() != nil:
+			return ctx.Err()
+		}
+	}
 }

@@ -1,7 +1,6 @@
 package cuda
 
 import (
-	"fmt"
 	"unsafe"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
@@ -11,8 +10,8 @@ import (
 // shorter keeps them until unlock. Registering reads what is missing from the file, so it is no job of a lane.
 func (d *device) LockHost(mem []byte) (unlock func() error, err error) {
 	p := pinned{base: unsafe.Pointer(unsafe.SliceData(mem)), size: len(mem), file: true}
-	if p.size == 0 || (uintptr(p.base)|uintptr(p.size))%pageSize != 0 {
-		return nil, fmt.Errorf("%w: %d bytes at %p are not pages of the host", gpubackend.ErrRange, p.size, p.base)
+	if err := gpubackend.CheckHostPages(mem); err != nil {
+		return nil, err
 	}
 	if err := d.begin(); err != nil {
 		return nil, err

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -259,8 +258,8 @@ func (d *device) HostBuffer(n int) ([]byte, func(), error) {
 
 // LockHost locks nothing: the host's processors copy from any memory alike.
 func (d *device) LockHost(mem []byte) (unlock func() error, err error) {
-	if host := unix.Getpagesize(); len(mem) == 0 || (int(uintptr(unsafe.Pointer(&mem[0])))|len(mem))%host != 0 {
-		return nil, fmt.Errorf("%w: %d bytes are not pages of the host", gpubackend.ErrRange, len(mem))
+	if err := gpubackend.CheckHostPages(mem); err != nil {
+		return nil, err
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -71,7 +71,7 @@ var pagecachePlants = []plant{
 	{
 		name: "locked pages: they are unmapped while a device copies from them",
 		file: "pagecache/homefile.go",
-		old:  "	if f.reading > 0 {\n		f.closing = append(f.closing, x)\n		return nil\n	}\n",
+		old:  "	if f.reading > 0 {\n		f.closing = append(f.closing, closing)\n		return nil\n	}\n",
 		new:  "",
 		nets: []net{{pkg: "pagecache", run: "TestLockedPagesOutliveCopies"}},
 	},

@@ -106,20 +106,21 @@ func Pieces(n int, at func(i int) Update, storing []Run, spans []page.Range) (pi
 }
 
 // PiecesInPlace is Pieces for what is copied from where it is locked (Source.Locked), into which no program stores.
-// Devices want one byte of `thins`. So a piece has that many times as many bytes as others, but not too many. The pages
-// that a file of so many bytes has only in part are pieces of their own, because they are read.
-func PiecesInPlace(size, thins int64, n int, at func(i int) Update) []Piece {
+// sparse says how many bytes there are for each one that the device wants: a piece is that many times as large as
+// others, within a limit. size is the size of the file in bytes. A last page that it fills only in part is a piece of
+// its own, because it is read.
+func PiecesInPlace(size, sparse int64, n int, at func(i int) Update) []Piece {
 	all := page.Range{End: at(n - 1).Pages.End}
 	rest := page.Range{Start: page.Index(size >> page.Shift), End: page.Count(size)}
 	var spans []page.Range
 	if !rest.Empty() {
 		spans = append(spans, rest)
 	}
-	return piecesOf(min(max(thins, 1), mostThins)*pieceFor(n, at), n, at, []Run{{Pages: all}}, spans)
+	return piecesOf(min(max(sparse, 1), mostSparse)*pieceFor(n, at), n, at, []Run{{Pages: all}}, spans)
 }
 
-// mostThins bounds thins: a piece of one in mostThins is copied as fast as a whole one.
-const mostThins = 8
+// mostSparse is how many times as large as others a piece is at most.
+const mostSparse = 8
 
 func piecesOf(most int64, n int, at func(i int) Update, storing []Run, spans []page.Range) (pieces []Piece) {
 	c := cutter{most: most, storing: storing, spans: spans}

@@ -201,14 +201,13 @@ func (x *Piece) share() {
 func (s *Share) piece(x *Piece, l *lease, part int64) *Piece {
 	y := &Piece{given: true, buf: x.buf, lent: true}
 	y.setPages(s.Pages)
-	at, of, left := int64(0), s.Fill.Into.Placer(), s.Pages
-	for _, step := range x.Steps {
+	of, left := s.Fill.Into.Placer(), s.Pages
+	for step, buf := range x.parts() {
 		for len(left) > 0 && step.Pages.Contains(left[0].Start) {
-			from := at + left[0].Offset() - step.Pages.Offset()
-			y.copies = of.AppendCopies(y.copies, left[0], x.buf[from:][:left[0].Bytes()])
+			from := left[0].Offset() - step.Pages.Offset()
+			y.copies = of.AppendCopies(y.copies, left[0], buf[from:][:left[0].Bytes()])
 			left = left[1:]
 		}
-		at += step.Pages.Bytes()
 	}
 	if copySizes(y.copies) > mostGathered {
 		return nil
