@@ -270,7 +270,7 @@ func (f *File) truncateLocked(ctx context.Context, before int64, c Change, do fu
 			return err
 		}
 	}
-	f.spoilLocked(page.From(min(before, size)).Pages())
+	defer f.spoilLocked(page.From(min(before, size)).Pages()) // after do: fills read home meanwhile
 	if size >= before {
 		if err := do(size, 0); err != nil {
 			return err

@@ -274,7 +274,6 @@ const (
 func (f *File) writeHomeLocked(
 	ranges []page.Range, bufs [][]byte, careful bool, limit int64,
 ) (written int, err error) {
-	f.spoilHomeLocked() // also for flights, which views know since they began
 	noticed := f.changes
 	if !careful {
 		if noticed, err = f.home.Look(); err != nil {

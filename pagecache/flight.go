@@ -405,6 +405,9 @@ func (f *File) landRunsLocked(list []flown, limit int64) error {
 		ranges[i], bufs[i] = x.pages, x.bytes
 	}
 	written, err := f.writeHomeLocked(ranges, bufs, false, limit)
+	for _, rg := range joined(ranges) {
+		f.spoilLocked(rg) // again: fills have read home since the flights began
+	}
 	for _, rg := range joined(ranges[:written]) {
 		f.flights.remove(rg)
 	}

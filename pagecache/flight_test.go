@@ -587,3 +587,37 @@ func TestFlightsUnlockHome(t *testing.T) {
 	require.Nil(t, f.locking.now.Load())
 	a.m.unlocked(a.src)
 }
+
+// TestFlightBesideAFill: a fill that reads home while released bytes are on their way there has the earlier bytes, so
+// the pages are stale once the flights are home.
+func TestFlightBesideAFill(t *testing.T) {
+	m := newMachine(t, 2)
+	const size, at = 4 << 20, 4<<20 - flightPages*page.Size // the fill begins elsewhere
+	src := m.noisyFile(size)
+	p := m.run(src, 0, 0, size, true)
+	gate := m.devices[1].Hold(faulty.HostBuffer)
+	var v *viewer
+	var err error
+	var group sync.WaitGroup
+	group.Go(func() {
+		v, err = m.tryView(ViewRequest{Device: 1, Segments: []view.Segment{bytesOf(0, size)}}, src)
+	})
+	<-gate.Arrived()
+	land := m.keepAloft(src)
+	for i := range flightPages {
+		p.store(at+i*page.Size, p.byteAt(at+i*page.Size)+1)
+	}
+	p.release()
+	src.read(t, at, flightPages*page.Size)
+	require.True(t, src.attached.flights.any())
+	gate.Open()
+	state := src.attached.snapshotViews()[0].parts[0].state
+	require.Eventually(t, func() bool { return len(state.Coming()) == 0 }, 10*time.Second, time.Millisecond)
+	land()
+	group.Wait()
+	require.NoError(t, err)
+	v.acquire()
+	v.check()
+	p.unmap()
+	v.unmap()
+}

@@ -28,7 +28,8 @@ func (f *File) enterReads(ctx context.Context, h *holding) (leave func(), err er
 	return func() { f.whenFree(ctx, leaveLocked) }, nil
 }
 
-// spoilLocked reports to devices' reads, to views and to locked pages that home changed in rg.
+// spoilLocked reports to devices' reads, to views and to locked pages that home changed in rg. It is called after the
+// change, because fills of views read home, and take further pages, without File.mu.
 func (f *File) spoilLocked(rg page.Range) {
 	f.spoilHomeLocked()
 	for _, h := range f.holdings {

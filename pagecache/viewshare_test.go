@@ -292,11 +292,15 @@ func TestShardsBesideChanges(t *testing.T) {
 	for k := range 6 {
 		t.Run(fmt.Sprint(k), func(t *testing.T) {
 			s := newShards(t, 8<<20)
-			gate := s.m.devices[k%ranks].Hold([]faulty.Op{faulty.HostBuffer, faulty.CopyIn}[k%2])
+			held := k % ranks
+			gate := s.m.devices[held].Hold([]faulty.Op{faulty.HostBuffer, faulty.CopyIn}[k%2])
+			s.begin(t.Context(), held)
+			<-gate.Arrived() // if others began before, they might read all that this view needs
 			for r := range ranks {
-				s.begin(t.Context(), r)
+				if r != held {
+					s.begin(t.Context(), r)
+				}
 			}
-			<-gate.Arrived()
 			again := &source{id: s.src.id, home: s.src.home, kernel: s.src.kernel, attached: s.m.cache.Lookup(s.src.id)}
 			for i := range 64 {
 				again.write(t, i*100_000, []byte("new bytes"))
@@ -391,4 +395,29 @@ func randomShards(t *testing.T, seed uint64) {
 			v.check()
 		}
 	}
+}
+
+// TestTruncationDuringAFill: a fill that reads on while the file is being truncated has the earlier bytes, so the pages
+// are stale once the file is truncated.
+func TestTruncationDuringAFill(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.noisyFile(8 << 20)
+	gate := m.devices[0].Hold(faulty.HostBuffer)
+	var v *viewer
+	var err error
+	var group sync.WaitGroup
+	group.Go(func() { v, err = m.tryView(ViewRequest{Segments: []view.Segment{bytesOf(0, 8<<20)}}, src) })
+	<-gate.Arrived()
+	f := src.attached
+	state := f.snapshotViews()[0].parts[0].state
+	require.NoError(t, f.ChangeHome(t.Context(), Change{Kind: ChangeTruncate, Len: 1 << 20}, func(size, _ int64) error {
+		gate.Open()
+		require.Eventually(t, func() bool { return len(state.Coming()) == 0 }, 10*time.Second, time.Millisecond)
+		return src.home.truncate(size)
+	}))
+	group.Wait()
+	require.NoError(t, err)
+	v.acquire()
+	v.check()
+	v.unmap()
 }

@@ -62,11 +62,11 @@ var pagecachePlants = []plant{
 		nets: []net{{pkg: "pagecache", run: "TestFlightOutlivesItsDevice"}},
 	},
 	{
-		name: "locked pages: a release that came home does not unlock them",
-		file: "pagecache/collect.go",
-		old:  "	f.spoilHomeLocked() // also for flights, which views know since they began\n",
-		new:  "",
-		nets: []net{{pkg: "pagecache", run: "TestFlightsUnlockHome"}},
+		name: "views and locked pages do not learn that a flight came home",
+		file: "pagecache/flight.go",
+		old:  "		f.spoilLocked(rg) // again: fills have read home since the flights began\n",
+		new:  "		_ = rg\n",
+		nets: []net{{pkg: "pagecache", run: "TestFlightsUnlockHome"}, {pkg: "pagecache", run: "TestFlightBesideAFill"}},
 	},
 	{
 		name: "locked pages: they are unmapped while a device copies from them",

@@ -121,6 +121,13 @@ var viewsPlants = []plant{
 		nets: []net{{pkg: "pagecache", run: "TestNeighboursLinksThatFail"}},
 	},
 	{
+		name: "view: pages are marked stale before the file is truncated",
+		file: "pagecache/change.go",
+		old:  "	defer f.spoilLocked(",
+		new:  "	f.spoilLocked(",
+		nets: []net{{pkg: "pagecache", run: "TestTruncationDuringAFill"}},
+	},
+	{
 		name: "view: rows are taken together with other pages of the view",
 		file: "pagecache/view/state.go",
 		old:  "			has.bitmap().minus(set.bitmap()) // pages that a gap must not cover\n",
