@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
 	"github.com/gaiafs/gaiafs/prefetch"
 )
 
@@ -69,9 +70,11 @@ func (m *Mapping) fetch(rg page.Range) error {
 }
 
 // acquireAhead acquires the part of rg before end of file. It checks the size again in each step, since a window may
-// reach past the end and the file may be truncated meanwhile. It continues with queued ranges that adjoin rg.
+// reach past the end and the file may be truncated meanwhile. It continues with queued ranges that adjoin rg. While
+// somebody waits for the file, its transfers are as urgent as those of an acquire.
 func (m *Mapping) acquireAhead(rg page.Range) {
 	f, pages := m.f, int64(0)
+	ctx := mover.Ahead(mover.WithTenant(m.life, m.user), m.f.mu.Awaited)
 	var err error
 	for rest := rg; err == nil; {
 		m.readAheadMu.Lock()
@@ -79,21 +82,21 @@ func (m *Mapping) acquireAhead(rg page.Range) {
 			rest.End, m.queue = m.queue[0].End, m.queue[1:]
 		}
 		m.readAheadMu.Unlock()
-		if err = f.mu.LockIn(m.life); err != nil {
+		if err = f.mu.LockAhead(ctx); err != nil {
 			break
 		}
 		if rest = rest.Intersect(f.fileRangeLocked()); rest.Empty() {
 			f.mu.Unlock()
 			break
 		}
-		if err = m.life.Err(); err == nil {
+		if err = ctx.Err(); err == nil {
 			var n int64
-			n, rest.Start, err = f.acquireLocked(m.life, m.h, rest, aheadHold)
+			n, rest.Start, err = f.acquireLocked(ctx, m.h, rest, aheadHold)
 			pages += n
 		}
 		pause := m.h.reads.Pause()
 		f.mu.Unlock()
-		pause(m.life)
+		pause(ctx)
 	}
 	if err != nil && !errors.Is(err, context.Canceled) {
 		f.c.log.Warn("fetching ahead", "file", f.Name(), "device", m.dev.info.Ordinal, "error", err)

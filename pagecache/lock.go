@@ -22,6 +22,8 @@ type fileLock struct {
 	// when the hold, or the first of several overlapping read holds, began: nanoseconds since lockEpoch; 0 for none
 	since atomic.Int64
 	ended atomic.Int64 // when the last read hold ended
+	// waiting counts those that wait, except LockAhead
+	waiting atomic.Int32
 }
 
 var lockEpoch = time.Now()
@@ -30,9 +32,25 @@ var lockEpoch = time.Now()
 func (l *fileLock) now() int64 { return int64(time.Since(lockEpoch)) | 1 }
 
 func (l *fileLock) Lock() {
+	if !l.TryLock() {
+		l.waiting.Add(1)
+		l.lockAhead()
+		l.waiting.Add(-1)
+	}
+}
+
+func (l *fileLock) lockAhead() {
 	l.rw.Lock()
 	l.since.Store(l.now())
 }
+
+// LockAhead is LockIn for read-ahead, which does not count as waiting.
+func (l *fileLock) LockAhead(ctx context.Context) error {
+	return l.waitIn(ctx, l.TryLock, l.lockAhead, l.Unlock)
+}
+
+// Awaited reports whether somebody waits for the lock.
+func (l *fileLock) Awaited() bool { return l.waiting.Load() > 0 }
 
 // LockIn locks like Lock. If ctx ends first, it returns the error of ctx, and the lock is not held.
 func (l *fileLock) LockIn(ctx context.Context) error {
@@ -101,8 +119,12 @@ func (l *fileLock) Unlock() {
 }
 
 func (l *fileLock) RLock() {
-	l.rw.RLock()
-	l.noteReader()
+	if !l.TryRLock() {
+		l.waiting.Add(1)
+		l.rw.RLock()
+		l.waiting.Add(-1)
+		l.noteReader()
+	}
 }
 
 func (l *fileLock) TryRLock() bool {

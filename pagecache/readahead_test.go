@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gaiafs/gaiafs/gpubackend/faulty"
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
@@ -65,6 +66,43 @@ func TestReadAheadEndsWithTheFile(t *testing.T) {
 	require.NoError(t, p.Unmap(t.Context())) // also ends the mapping's background work
 	require.Equal(t, (p.pages.Len() - file.Len()), p.lacks(p.pages))
 	require.EqualValues(t, file.Len()-900>>2, m.cache.counters.PrefetchedPages.Load())
+}
+
+// TestReadAheadYields: read-ahead is less urgent than acquires of other files, until somebody waits for its file.
+func TestReadAheadYields(t *testing.T) {
+	const size = 16 << 20
+	m := newMachine(t, 1)
+	require.NoError(t, m.cache.SetTransfers("preemptive"))
+	src := m.noisyFile(size)
+	p := m.lazy(src, size)
+	moved := func() map[string]int64 {
+		bytes := make(map[string]int64)
+		for _, x := range m.cache.Status().Devices[0].Moved {
+			if x.Way == "in" {
+				bytes[x.Class] += x.Bytes
+			}
+		}
+		return bytes
+	}
+	require.NoError(t, p.Advise(t.Context(), 0, size/2, AdviceWillNeed))
+	p.arrives(page.Range{End: size / 2 >> page.Shift})
+	require.Equal(t, map[string]int64{"prefetch": size / 2}, moved())
+
+	gate := m.devices[0].Hold(faulty.CopyIn)
+	require.NoError(t, p.Advise(t.Context(), size/2, size/2, AdviceWillNeed))
+	<-gate.Arrived()
+	acquired := make(chan error, 1)
+	go func() {
+		_, err := p.Acquire(t.Context(), size-page.Size, page.Size, false)
+		acquired <- err
+	}()
+	require.Eventually(t, src.attached.mu.Awaited, 10*time.Second, time.Millisecond)
+	gate.Open()
+	require.NoError(t, <-acquired)
+	p.arrives(p.pages)
+	bytes := moved()
+	require.EqualValues(t, size, bytes["prefetch"]+bytes["acquire"])
+	require.NotZero(t, bytes["acquire"], "what queued after the acquire began to wait")
 }
 
 // TestReadAheadWhileTheFileIsTruncated: the file shrinks and grows while read-ahead fetches.

@@ -21,6 +21,23 @@ func tenantOf(ctx context.Context) uint32 {
 	return user
 }
 
+// aheadKey is the key of the function in an Ahead context.
+type aheadKey struct{}
+
+// Ahead returns a context for read-ahead. Its transfers are of class Prefetch instead of Acquire. Once waited reports
+// true, somebody waits for them after all: what has not queued yet is of class Acquire. waited must not block.
+func Ahead(ctx context.Context, waited func() bool) context.Context {
+	return context.WithValue(ctx, aheadKey{}, waited)
+}
+
+// classIn returns the class of a transfer of class c that queues now.
+func classIn(ctx context.Context, c Class) Class {
+	if waited, ok := ctx.Value(aheadKey{}).(func() bool); ok && c == Acquire && !waited() {
+		return Prefetch
+	}
+	return c
+}
+
 // cut cuts the list of a transfer into calls of at most most bytes; 0 means no limit. An element that does not fit into
 // the rest of a call is split into its first bytes and one or more elements with the others. If split is nil, it goes
 // into the next call, which must have room for it.

@@ -71,7 +71,8 @@ func NewDevice(dev gpubackend.Device, order schedule.Discipline, watch *live.Fee
 }
 
 // In copies from the host to the device. This and the following methods wait for their turn and for the call. class is
-// the purpose. ctx names the tenant (WithTenant), and can end the wait and the call.
+// the purpose. ctx names the tenant (WithTenant), may say that it is read-ahead (Ahead), and can end the wait and the
+// call.
 func (d *Device) In(ctx context.Context, class Class, pieces []gpubackend.Copy) error {
 	calls := cut(pieces, d.piece(), copySize, splitCopy)
 	return d.inTurn(ctx, class, In, sizes(calls, copySize), func(i int) error { return d.dev.CopyIn(ctx, calls[i]) })
@@ -122,7 +123,7 @@ func (d *Device) inTurn(ctx context.Context, class Class, way Way, sizes []int64
 			}
 			return err
 		}
-		d.tally(class, way, n, began)
+		d.tally(r.Class, way, n, began)
 	}
 	return nil
 }
@@ -137,7 +138,7 @@ type asked struct {
 func (d *Device) ask(ctx context.Context, class Class, n int64) asked {
 	d.mu.Lock()
 	w := &waiter{}
-	r := d.arriveLocked(schedule.Request{Class: class, Size: n, Own: true, Tenant: tenantOf(ctx)}, w)
+	r := d.arriveLocked(schedule.Request{Class: classIn(ctx, class), Size: n, Own: true, Tenant: tenantOf(ctx)}, w)
 	calls := d.nextLocked()
 	turn := w.awaitLocked()
 	d.mu.Unlock()

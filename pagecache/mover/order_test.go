@@ -89,6 +89,23 @@ func TestPieces(t *testing.T) {
 	b.Device.mu.Unlock()
 }
 
+// TestAhead: transfers of an Ahead context are of class Prefetch, and what queues after somebody waits is not.
+func TestAhead(t *testing.T) {
+	const piece = emulated.Granularity / 8
+	b := newBench(t, &oneAtATime{piece: piece})
+	before := b.Moved()
+	asked := 0
+	ctx := Ahead(t.Context(), func() bool { asked++; return asked > 3 })
+	host := make([]byte, emulated.Granularity)
+	require.NoError(t, b.In(ctx, Acquire, []gpubackend.Copy{{Mem: b.mem, Host: host}}))
+	require.NoError(t, b.In(ctx, WriteBack, []gpubackend.Copy{{Mem: b.mem, Host: host[:piece]}}))
+	require.Equal(t, []Moved{
+		{"acquire", "in", before[0].Calls + 5, before[0].Bytes + 5*piece},
+		{"prefetch", "in", 3, 3 * piece},
+		{"write-back", "in", 1, piece},
+	}, b.Moved())
+}
+
 // TestDisciplinesTakeTurns: transfers of several tenants go on while the discipline changes, and every byte is right.
 func TestDisciplinesTakeTurns(t *testing.T) {
 	first, err := schedule.New(schedule.Default, nil)
