@@ -1,10 +1,10 @@
 #!/bin/bash
-# Runs Ganguly's kernels on cuda:0 with less and less device memory, eight programs at once, unequal tenants, an urgent
-# read next to seven readers that keep the link busy, and two models in turn.
+# Runs Ganguly's kernels on cuda:0 with less and less device memory, eight programs at once, unequal tenants, urgent
+# acquires next to seven programs that keep the link busy, and two models in turn.
 #
 #   GAIAFS=./gaiafs LIBRARY=./libgaiafs.a INCLUDE=DIR ganguly.sh FOLDER PART...
 #
-# PARTs are kernels, managed, eight, tenants, transfers and models; without PARTs, all of them. FOLDER needs 16 GiB of
+# PARTs are kernels, managed, eight, tenants, transfers and models; without PARTs, all of them. FOLDER needs 22 GiB of
 # free space, best in memory (/dev/shm). Needs nvcc; models needs PyTorch and transformers, and PYTHONPATH with gaiafs.
 # With GPUS=emulated:1 everything runs on the CPU, for a trial. moves.sh runs all of it in six minutes, with smaller
 # sizes, and prints a table.
@@ -162,21 +162,19 @@ PYTHON
 
 transfers() {
 	# Each of the seven has a file of its own, so that none waits for another. The files are pinned on the host, so that
-	# they wait for the link, not for the cores that copy.
-	local discipline i each=$((${LINK_MIB:-8192} / 7))
-	mount --gpu-memory ${LINK_MEMORY:-2G} --pinned-memory 16G --write-back-interval 10m || return
-	for ((i = 0; i < 7; i++)); do "$work/transfers" make "$work/s/big.$i" $each || return; done
+	# they wait for the link, not for the cores that copy. There is memory for all of them, so nothing is evicted, and
+	# they last longer than a round.
+	local discipline i all=${LINK_MIB:-21504} n=${ACQUIRES:-32} beside
+	mount --gpu-memory $((all + 1024))M --pinned-memory $((all + 1024))M || return
+	for ((i = 0; i < 7; i++)); do "$work/transfers" make "$work/s/big.$i" $((all / 7)) & done
+	wait
+	"$work/transfers" make "$work/s/urgent" $((2 * n)) || return
 	"$GAIAFS" pin --device host "$work"/m/big.* >/dev/null || return
-	echo -n "alone: " && "$work/transfers" read "$work/m/u" 128
-	for discipline in ${DISCIPLINES:-fcfs priority preemptive preemptive-exclusive shares}; do
-		"$GAIAFS" set "$work/m" transfers=$discipline >/dev/null
-		for ((i = 0; i < 7; i++)); do "$work/transfers" load "$work/m/big.$i" $each 3 >"$work/out.$i" & done
-		sleep 1
-		echo -n "$discipline: " && "$work/transfers" read "$work/m/u" 128
-		wait
-		awk '{ s += $2; m += $5; u += $8 }
-			END { printf "  the seven %.2f GB/s, map %.1f ms, unmap %.1f ms\n", s, m / NR, u / NR }' "$work"/out.*
-		rm -f "$work"/out.*
+	for discipline in alone ${DISCIPLINES:-fcfs priority preemptive preemptive-exclusive shares}; do
+		beside=("$work"/m/big.*)
+		if [ "$discipline" = alone ]; then beside=(); else "$GAIAFS" set "$work/m" transfers="$discipline" >/dev/null; fi
+		echo -n "$discipline: "
+		timeout 60 "$work/transfers" urgent "${TIMES:-6}" "$n" "$work/m/urgent" "${beside[@]}"
 	done
 	umount
 	rm -f "$work"/s/big.*

@@ -85,22 +85,20 @@ def eight(lines: list[str]) -> None:
 
 
 def transfers(lines: list[str]) -> None:
-    """An urgent read beside seven that load."""
-    of, name = {}, ""
+    """Urgent acquires beside seven that ask for their files."""
+    of = {}
     for line in lines:
-        if m := re.match(r"([\w-]+): read 2 MiB: median (\d+) us, 95 of 100 (\d+)", line):
-            name = m[1]
-            of[name] = [float(m[2]), float(m[3]), 0.0]
-        elif (m := re.match(r" *the seven ([\d.]+) GB/s", line)) and name:
-            of[name][2] = float(m[1])
+        if m := re.match(r"([\w-]+): acquire 2 MiB: median (\d+) us, 95 of 100 (\d+) us, longest (\d+) us; "
+                         r"read-ahead ([\d.]+) GB/s", line):
+            of[m[1]] = [float(x) for x in m.groups()[1:]]
     if not of:
         return
-    print("\nA read of 2 MiB beside seven that load: median, 95 of 100; the seven; both against fcfs")
+    print("\nAn acquire of 2 MiB beside the read-ahead of seven: median, 95 of 100, longest; read-ahead; against fcfs")
     base = of.get("fcfs")
-    for name, (median, high, rest) in of.items():
-        line = f"  {name:22}{median:8.0f} us{high:8.0f} us{rest:9.2f} GB/s"
-        if base and name not in ("alone", "fcfs") and median and base[2]:
-            line += f"   {base[0] / median:5.1f} times sooner, {rest / base[2]:.2f}"
+    for name, (median, high, longest, rest) in of.items():
+        line = f"  {name:22}{median:8.0f} us{high:8.0f} us{longest:8.0f} us{rest:9.2f} GB/s"
+        if base and name not in ("alone", "fcfs") and median and base[3]:
+            line += f"   {base[0] / median:5.1f} times sooner, {rest / base[3]:.2f}"
         print(line)
 
 
@@ -134,7 +132,7 @@ def main() -> None:
     transfers(lines)
     models(lines)
     for line in lines:
-        if "Jain" in line or re.search(r"FAILED|not finished|no time left|failed", line):
+        if "Jain" in line or re.search(r"FAILED|too early|not finished|no time left|failed", line):
             print(line)
     print(", ".join(re.sub("^part ", "", line) for line in lines if re.match(r"part \S+ took", line)))
 

@@ -5,7 +5,7 @@
 #   GAIAFS=./gaiafs LIBRARY=./libgaiafs.a INCLUDE=DIR moves.sh FOLDER [PART...]
 #
 # PARTs are models, transfers, eight, kernels, share and tenants; without PARTs, all of them. The first two run while
-# nvcc compiles. FOLDER needs 12 GiB of free space, best in memory (/dev/shm). Needs nvcc; models needs PyTorch and
+# nvcc compiles. FOLDER needs 22 GiB of free space, best in memory (/dev/shm). Needs nvcc; models needs PyTorch and
 # transformers, and PYTHONPATH with gaiafs. LOG=FILE keeps the output of the parts. SCALE=2 halves all sizes. After
 # TIME=360 seconds it ends what runs, and begins nothing more. With GPUS=emulated:1 everything runs on the CPU, for a
 # trial, without share.
@@ -65,7 +65,7 @@ for part; do
 			MEMORY="$((1200 / scale))M=lru $((820 / scale))M=lru $((512 / scale))M=allocated,lru,lfu,random 256M=lru,lfu 32M=lru" \
 			limited 90 share "$here/moving.sh" "$folder"
 		;;
-	transfers) LINK_MIB=$((4096 / scale)) DISCIPLINES="fcfs preemptive shares" limited 45 transfers "$here/ganguly.sh" "$folder" transfers ;;
+	transfers) LINK_MIB=$((21504 / scale)) limited 60 transfers "$here/ganguly.sh" "$folder" transfers ;;
 	tenants) BUDGET=$((512 / scale)) LOOK=8 limited 35 tenants "$here/ganguly.sh" "$folder" tenants ;;
 	models) MODELS="--turns 8 ${MODELS:-}" limited 70 models "$here/ganguly.sh" "$folder" models ;;
 	esac
