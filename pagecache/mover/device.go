@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache/live"
 	"github.com/gaiafs/gaiafs/pagecache/mover/schedule"
 )
@@ -97,35 +98,63 @@ func (d *Device) Patch(ctx context.Context, class Class, patches []gpubackend.Pa
 	return d.inTurn(ctx, class, In, sizes(calls, patchSize), func(i int) error { return d.dev.Patch(ctx, calls[i]) })
 }
 
-// Zero stores zeros into the n bytes of mem at byte offset off. The device does so by itself, in one call.
+// Zero stores zeros into the n bytes of mem at byte offset off. The device does so by itself, in one call, which takes
+// nothing of the link. For the schedule it is as large as a page.
 func (d *Device) Zero(ctx context.Context, class Class, mem gpubackend.Memory, off, n int64) error {
-	return d.inTurn(ctx, class, Within, []int64{n}, func(int) error { return d.dev.Zero(ctx, mem, off, n) })
+	r := d.ask(ctx, class, page.Size)
+	if err := d.await(ctx, r); err != nil {
+		return err
+	}
+	began := time.Now()
+	err := d.dev.Zero(ctx, mem, off, n)
+	if d.end(r.ID); err == nil {
+		d.tally(r.Class, Within, n, began)
+	}
+	return err
 }
 
-// inTurn makes calls that move so many bytes each, one after the other, each when its turn has come. The next call
-// queues while one is in progress.
+// inTurn makes calls that move so many bytes each, each when its turn has come. Two of them queue or are in progress at
+// a time, so that the most urgent transfer has all that may be in flight.
 func (d *Device) inTurn(ctx context.Context, class Class, way Way, sizes []int64, call func(i int) error) error {
-	next := d.ask(ctx, class, sizes[0])
-	for i, n := range sizes {
-		r := next
-		if i+1 < len(sizes) {
-			next = d.ask(ctx, class, sizes[i+1])
+	var mu sync.Mutex
+	next, failed := 0, error(nil)
+	take := func(err error) (i int, ok bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		if failed == nil {
+			failed = err
 		}
-		err := d.await(ctx, r)
-		began := time.Now()
-		if err == nil {
-			err = call(i)
-			d.end(r.ID)
-		}
-		if err != nil {
-			if i+1 < len(sizes) && !d.withdraw(next.ID) {
-				d.end(next.ID)
-			}
-			return err
-		}
-		d.tally(r.Class, way, n, began)
+		next++
+		return next - 1, next <= len(sizes) && failed == nil
 	}
-	return nil
+	work := func() {
+		i, ok := take(nil)
+		if !ok {
+			return
+		}
+		for r := d.ask(ctx, class, sizes[i]); ; r = d.endAndAsk(ctx, r.ID, class, sizes[i]) {
+			if err := d.await(ctx, r); err != nil {
+				take(err)
+				return
+			}
+			began := time.Now()
+			err := call(i)
+			if err == nil {
+				d.tally(r.Class, way, sizes[i], began)
+			}
+			if i, ok = take(err); !ok {
+				d.end(r.ID)
+				return
+			}
+		}
+	}
+	var other sync.WaitGroup
+	if len(sizes) > 1 {
+		other.Go(work)
+	}
+	work()
+	other.Wait()
+	return failed
 }
 
 // asked is an Own request. turn is closed when it begins; nil if it has begun.
@@ -137,6 +166,18 @@ type asked struct {
 // ask queues an Own request.
 func (d *Device) ask(ctx context.Context, class Class, n int64) asked {
 	d.mu.Lock()
+	return d.askLocked(ctx, class, n)
+}
+
+// endAndAsk ends a call and queues the next one, before another one begins.
+func (d *Device) endAndAsk(ctx context.Context, first schedule.ID, class Class, n int64) asked {
+	d.mu.Lock()
+	d.endLocked(first)
+	return d.askLocked(ctx, class, n)
+}
+
+// askLocked is ask. It releases mu.
+func (d *Device) askLocked(ctx context.Context, class Class, n int64) asked {
 	w := &waiter{}
 	r := d.arriveLocked(schedule.Request{Class: classIn(ctx, class), Size: n, Own: true, Tenant: tenantOf(ctx)}, w)
 	calls := d.nextLocked()
@@ -283,10 +324,14 @@ func (d *Device) end(first schedule.ID) { d.carryOutAll(d.endNext(first)) }
 func (d *Device) endNext(first schedule.ID) []call {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.endLocked(first)
+	return d.nextLocked()
+}
+
+func (d *Device) endLocked(first schedule.ID) {
 	requests := d.begun[first]
 	delete(d.begun, first)
 	d.order.End(requests)
-	return d.nextLocked()
 }
 
 // Close prevents new Reads, and asks those in progress to stop. The other methods still work.

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -13,6 +14,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/gpubackend/emulated"
 	"github.com/gaiafs/gaiafs/gpubackend/faulty"
+	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache/mover/schedule"
 )
 
@@ -87,6 +89,41 @@ func TestPieces(t *testing.T) {
 	require.Empty(t, order.waits)
 	require.False(t, order.busy)
 	b.Device.mu.Unlock()
+}
+
+// TestPiecesBeginTogether: the pieces of a transfer that have begun are all in progress on the device. One that waited
+// for another would take a part of what may be in flight, and move nothing.
+func TestPiecesBeginTogether(t *testing.T) {
+	b := newBench(t, &schedule.Priority{Preemptive: true})
+	list := make([]gpubackend.Copy, 3)
+	for i := range list {
+		list[i] = gpubackend.Copy{Mem: b.mem, Host: make([]byte, emulated.Granularity)}
+	}
+	gate := b.dev.Hold(faulty.CopyOut)
+	var all sync.WaitGroup
+	all.Go(func() { assert.NoError(t, b.Out(t.Context(), WriteBack, list)) })
+	assert.Eventually(t, func() bool { return b.dev.Calls(faulty.CopyOut) == 2 }, patient, time.Millisecond)
+	gate.Open()
+	all.Wait()
+	require.Equal(t, 3, b.dev.Calls(faulty.CopyOut))
+	for i := range list {
+		require.Equal(t, list[0].Host, list[i].Host)
+		require.EqualValues(t, 5, list[i].Host[5*page.Size])
+	}
+}
+
+// TestZeroTakesNoLink: while a device zeroes much memory, a transfer begins.
+func TestZeroTakesNoLink(t *testing.T) {
+	b := newBench(t, &schedule.Priority{Preemptive: true})
+	gate := b.dev.Hold(faulty.Zero)
+	var zeroed sync.WaitGroup
+	zeroed.Go(func() { assert.NoError(t, b.Zero(t.Context(), Acquire, b.mem, 0, emulated.Granularity)) })
+	<-gate.Arrived()
+	zeroed.Go(func() { assert.NoError(t, b.Zero(t.Context(), Acquire, b.mem, 0, emulated.Granularity)) })
+	require.NoError(t, b.In(t.Context(), Prefetch,
+		[]gpubackend.Copy{{Mem: b.mem, Host: make([]byte, emulated.Granularity)}}))
+	gate.Open()
+	zeroed.Wait()
 }
 
 // TestAhead: transfers of an Ahead context are of class Prefetch, and what queues after somebody waits is not.
