@@ -55,6 +55,7 @@ func TestEachRequestIsServed(t *testing.T) {
 					}
 					if name != "fcfs" {
 						require.True(t, flight == 0 || flight+call[0].Size <= InFlight, again)
+						require.Less(t, len(under), MostCalls, again)
 					}
 					begun, flight, under = begun+size, flight+size, append(under, call)
 				}

@@ -32,7 +32,7 @@ type ID uint64
 type Request struct {
 	ID    ID
 	Class Class
-	// Size is the number of bytes that it moves.
+	// Size is the number of bytes that it moves over the link.
 	Size int64
 	// Tenant is the user on whose behalf the transfer is, 0 for nobody in particular.
 	Tenant uint32

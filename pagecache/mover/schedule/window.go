@@ -26,8 +26,15 @@ type waiting struct {
 	since int64
 }
 
-// fits reports whether a request may begin.
-func (w *window) fits(r Request) bool { return w.flight == 0 || w.flight+r.Size <= InFlight }
+// fits reports whether a request may begin. Small requests are bounded by number: the device serves few calls at once,
+// and in order of arrival, so more of them would keep an urgent one waiting there.
+func (w *window) fits(r Request) bool {
+	calls := 0
+	for _, n := range w.classes {
+		calls += n
+	}
+	return calls < MostCalls && (w.flight == 0 || w.flight+r.Size <= InFlight)
+}
 
 // starves reports whether x was overtaken by too much.
 func (w *window) starves(x waiting) bool { return w.begun-x.since > mostPassed }
