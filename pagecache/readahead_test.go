@@ -85,7 +85,10 @@ func TestReadAheadYields(t *testing.T) {
 		return bytes
 	}
 	require.NoError(t, p.Advise(t.Context(), 0, size/2, AdviceWillNeed))
-	p.arrives(page.Range{End: size / 2 >> page.Shift})
+	// Not p.arrives, which waits for the file.
+	require.Eventually(t, func() bool {
+		return m.cache.counters.PrefetchedPages.Load() == size/2>>page.Shift
+	}, 10*time.Second, time.Millisecond)
 	require.Equal(t, map[string]int64{"prefetch": size / 2}, moved())
 
 	gate := m.devices[0].Hold(faulty.CopyIn)
