@@ -112,6 +112,24 @@ func TestPiecesBeginTogether(t *testing.T) {
 	}
 }
 
+// TestPiecesBecomeUrgent: later pieces are more urgent than the first, and none begins and then waits for the first.
+func TestPiecesBecomeUrgent(t *testing.T) {
+	b := newBench(t, &schedule.Priority{Preemptive: true})
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			list := make([]gpubackend.Copy, 3)
+			for i := range list {
+				list[i] = gpubackend.Copy{Mem: b.mem, Host: make([]byte, emulated.Granularity)}
+			}
+			asked := false
+			ctx := Ahead(t.Context(), func() bool { defer func() { asked = true }(); return asked })
+			assert.NoError(t, b.Out(ctx, Acquire, list))
+		})
+	}
+	all.Wait()
+}
+
 // TestZeroTakesNoLink: while a device zeroes much memory, a transfer begins.
 func TestZeroTakesNoLink(t *testing.T) {
 	b := newBench(t, &schedule.Priority{Preemptive: true})
