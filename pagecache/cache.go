@@ -317,9 +317,9 @@ func (c *Cache) Live() *live.Feed {
 	return &c.live
 }
 
-// Stage makes devices with copy engines prepare the host memory that a first load needs. It works in the background, so
-// the mount can be used at once. A device frees this memory if nothing is loaded for a while. Close waits for Stage to
-// end.
+// Stage makes devices with copy engines prepare what a first load needs: host memory to read into, and the paths to each
+// other. It works in the background, so the mount can be used at once. A device frees this memory if nothing is loaded
+// for a while. Close waits for Stage to end.
 func (c *Cache) Stage(ctx context.Context) {
 	const files = 4 // that are loaded at once; several devices have memory for fewer files each
 	var devices []*device
@@ -328,10 +328,15 @@ func (c *Cache) Stage(ctx context.Context) {
 			devices = append(devices, d)
 		}
 	}
+	relays := 0
+	if c.neighbourLinks {
+		relays = relaysEach * (len(devices) - 1)
+	}
 	for _, d := range devices {
 		c.background.Go(func() {
 			start := time.Now()
-			if err := d.moves.Stage(ctx, max(1, files/len(devices))); err != nil {
+			c.openPaths(ctx, d)
+			if err := d.moves.Stage(ctx, max(1, files/len(devices)), relays); err != nil {
 				c.log.Debug("no host memory for loads yet", "device", d.info.Ordinal, "error", err)
 				return
 			}

@@ -107,6 +107,35 @@ func (c *Cache) noteWay(to, from *device, err error) bool {
 	return true
 }
 
+// openPaths copies a little from each other device to one, because the first copy between two devices takes longer: the
+// driver opens the path.
+func (c *Cache) openPaths(ctx context.Context, to *device) {
+	for _, from := range c.devices {
+		if from == to || !c.reaches(to, from) {
+			continue
+		}
+		if err := openPath(ctx, to, from, to.info.Granularity); !c.noteWay(to, from, err) && err != nil {
+			c.log.Debug("the path between two devices is not open yet", "to", to.info.Ordinal,
+				"from", from.info.Ordinal, "error", err)
+		}
+	}
+}
+
+// openPath copies between new memory of n bytes of two devices.
+func openPath(ctx context.Context, to, from *device, n int64) error {
+	a, err := from.Alloc(n)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = a.Free() }() // it fails for a lost device
+	b, err := to.Alloc(n)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = b.Free() }()
+	return to.moves.OpenPath(ctx, b, a)
+}
+
 // sourcesLocked returns the pages of part for which source has home's bytes: those that no program stores into, and
 // those whose copies must be compared with the agreed digest.
 func (f *File) sourcesLocked(source, h *holding, part page.Range) (unwritten, written []page.Range) {

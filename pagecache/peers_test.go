@@ -4,7 +4,10 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"errors"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -134,4 +137,20 @@ func TestRefreshFromPeer(t *testing.T) {
 	require.True(t, bytes.Equal(p.all(), q.all()))
 	require.EqualValues(t, 40, peerPages(src.attached)-before)
 	require.EqualValues(t, 1, src.attached.counters.RefreshedPages.Load())
+}
+
+// TestPathsAreOpened: soon after the mount each device has copied from each other one, so no program waits until the
+// driver has opened the path. The copies are not counted, leave no memory behind, and may fail.
+func TestPathsAreOpened(t *testing.T) {
+	m := newMachine(t, 3)
+	m.devices[2].Fail(faulty.CopyPeer, 1, errors.New("no path yet"))
+	m.cache.Stage(t.Context())
+	require.Eventually(t, func() bool {
+		return !slices.ContainsFunc(m.devices, func(d *faulty.Device) bool {
+			return d.Calls(faulty.CopyPeer) != 2 || d.Used() > 0
+		})
+	}, time.Minute, time.Millisecond)
+	for _, d := range m.cache.devices {
+		require.Empty(t, d.moves.Moved())
+	}
 }

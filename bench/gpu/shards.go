@@ -22,15 +22,19 @@ const (
 
 // shardRows load the parts of all ranks at the same time, each on its GPU. If there are fewer GPUs than ranks, a GPU
 // has several parts.
-func shardRows(_ context.Context, s *session) ([]rows.Row, error) {
+func shardRows(ctx context.Context, s *session) ([]rows.Row, error) {
 	d, err := s.dataFile()
 	if err != nil {
 		return nil, err
 	}
-	v := &viewer{s: s, d: d, n: min(d.size, s.size)}
+	own, err := s.ownLinks(ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	v, alone := &viewer{s: s, d: d, n: min(d.size, s.size)}, &viewer{s: own, d: d, n: min(d.size, s.size)}
 	var times []float64 // how often the file was read, in each round
 	shards := v.shards(fmt.Sprintf("gaiafs, %d shards at once", rankCount), &times)
-	whole := v.one("gaiafs, the whole file on one GPU")
+	whole := alone.one("gaiafs, the whole file on one GPU, over its own link")
 	links := min(len(s.gpus), rankCount)
 	name := fmt.Sprintf("%s in %d shards of rows of %s, on %d GPUs", sizeText(v.n), rankCount, sizeText(rowSize), links)
 	return []rows.Row{{
@@ -105,24 +109,24 @@ func linkRows(ctx context.Context, s *session) ([]rows.Row, error) {
 	if err != nil {
 		return nil, err
 	}
-	other, err := s.another(ctx, "links", d, "--neighbour-links", "auto")
+	own, err := s.ownLinks(ctx, d)
 	if err != nil {
 		return nil, err
 	}
-	status, err := other.mount.status()
+	status, err := s.mount.status()
 	if err != nil {
 		return nil, err
 	}
 	n := min(d.size, s.size, status.Devices[0].Memory/20*19)
-	alone, all := &viewer{s: s, d: d, n: n}, &viewer{s: other, d: d, n: n}
-	const sideOwn = "gaiafs"
+	alone, all := &viewer{s: own, d: d, n: n}, &viewer{s: s, d: d, n: n}
+	const sideOwn = "gaiafs, --neighbour-links off"
 	return []rows.Row{{
 		Group: "links", Name: fmt.Sprintf("%s in a view on one of %d GPUs", sizeText(n), len(s.gpus)),
 		Unit:    rows.GBPerSecond,
-		Sides:   []rows.Side{all.one("gaiafs, --neighbour-links auto"), alone.one(sideOwn)},
+		Sides:   []rows.Side{all.one("gaiafs"), alone.one(sideOwn)},
 		Targets: []rows.Target{{Against: sideOwn, Limit: 1}},
 		Note: func() string {
-			status, err := other.mount.status()
+			status, err := s.mount.status()
 			if err != nil {
 				return err.Error()
 			}
@@ -139,6 +143,17 @@ func linkRows(ctx context.Context, s *session) ([]rows.Row, error) {
 			return "went through each GPU to another so far: " + strings.Join(through, ", ")
 		},
 	}}, nil
+}
+
+// ownLinks returns the session with a mount whose GPUs use only their own links. It is made once.
+func (s *session) ownLinks(ctx context.Context, d *dataFile) (own *session, err error) {
+	if len(s.gpus) == 1 {
+		return s, nil
+	}
+	if s.own == nil {
+		s.own, err = s.another(ctx, "own", d, "--neighbour-links", "off")
+	}
+	return s.own, err
 }
 
 // another returns the session with another mount, made with more arguments. It has the same file.
@@ -163,11 +178,7 @@ func pinnedRows(ctx context.Context, s *session) ([]rows.Row, error) {
 	if err != nil {
 		return nil, err
 	}
-	more := []string{"--pinned-memory", fmt.Sprintf("%dB", d.size+1<<30)}
-	if len(s.gpus) > 1 {
-		more = append(more, "--neighbour-links", "auto")
-	}
-	other, err := s.another(ctx, "pinned", d, more...)
+	other, err := s.another(ctx, "pinned", d, "--pinned-memory", fmt.Sprintf("%dB", d.size+1<<30))
 	if err != nil {
 		return nil, err
 	}

@@ -64,7 +64,7 @@ func newSettings() *settings {
 		passthrough:       choice{"auto", []string{"auto", "off"}},
 		writeBackInterval: span{pagecache.DefaultWriteBackInterval, 10 * time.Millisecond},
 		directReads:       choice{"auto", []string{"auto", "off"}},
-		neighbourLinks:    choice{"off", []string{"off", "auto"}},
+		neighbourLinks:    choice{"auto", []string{"auto", "off"}},
 		sourceEvents: choice{fs.EventsAuto, []string{fs.EventsAuto, fs.EventsAll, fs.EventsFanotify,
 			fs.EventsInotify, fs.EventsOff}},
 		deviceReads:  choice{"auto", pagecache.DeviceReadsWords()},

@@ -49,13 +49,18 @@ func Readers() int { return min(max(2, readingCores()), MaxReaders) }
 // readingCores is how many cores may read from home. It leaves some to copies and to programs.
 func readingCores() int { return runtime.GOMAXPROCS(0) * 3 / 4 }
 
-// goroutines is how many goroutines work for one of several Fills of a device: some send, and the others read. If more
-// in all read, they take turns on the cores, and what they read leaves a core's cache before the device copies it. Each
-// relay's link wants as many as the own link, and one more that waits for it.
-func (p *Fill) goroutines() int {
-	own := goroutinesOf(p.Device.sharers())
-	return max(own, min(own*(1+p.beside), readingCores())) + p.beside
+// goroutines is how many goroutines work for the Fill, beside others of its device.
+func (p *Fill) goroutines() int { return goroutinesWith(goroutinesOf(p.Device.sharers()), p.beside) }
+
+// goroutinesWith is how many goroutines work for a Fill with so many relays, of which own work for the own link: some
+// send, and the others read. If more in all read, they take turns on the cores, and what they read leaves a core's cache
+// before the device copies it. Each relay's link wants as many as the own link, and one more that waits for it.
+func goroutinesWith(own, relays int) int {
+	return max(own, min(own*(1+relays), readingCores())) + relays
 }
+
+// buffered is how many bytes a Fill reads ahead of its links, if pieces are large.
+func buffered(goroutines, relays int) int { return goroutines*PieceBytes + (senders+relays)*callBytes }
 
 // goroutinesOf is how many goroutines work for the own link of one of n Fills.
 func goroutinesOf(n int) int { return min((Readers()-senders+n-1)/n+senders, Readers()) }
@@ -211,7 +216,7 @@ func (p *Fill) run(called *Crew) {
 		largest, total = max(largest, p.Pieces[i].bytes), total+p.Pieces[i].bytes
 	}
 	p.workers, p.leastCall = n, min(max(total/fewCalls, leastCall), mostLeastCall)
-	buffers := min(int64(n*PieceBytes+(senders+len(p.Relays))*callBytes)/largest, int64(len(p.Pieces)))
+	buffers := min(int64(buffered(n, p.beside))/largest, int64(len(p.Pieces)))
 	p.slots = make(chan struct{}, buffers)
 	p.idle = make(chan struct{})
 	if called == nil {
