@@ -37,9 +37,7 @@ type session struct {
 	// memory is the budget of each device, 0 for the default.
 	memory int64
 	mount  *mount
-	// own is the session with the mount of ownLinks, or nil.
-	own   *session
-	check *checker
+	check  *checker
 	// size is the size of the large file. call is that of files which programs acquire and release as a whole. Both are
 	// as asked for, or less if the GPUs are small.
 	size, call int64

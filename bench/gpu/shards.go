@@ -27,7 +27,7 @@ func shardRows(ctx context.Context, s *session) ([]rows.Row, error) {
 	if err != nil {
 		return nil, err
 	}
-	own, err := s.ownLinks(ctx, d)
+	own, err := s.ownLinks(ctx, "shards", d)
 	if err != nil {
 		return nil, err
 	}
@@ -109,7 +109,7 @@ func linkRows(ctx context.Context, s *session) ([]rows.Row, error) {
 	if err != nil {
 		return nil, err
 	}
-	own, err := s.ownLinks(ctx, d)
+	own, err := s.ownLinks(ctx, "links", d)
 	if err != nil {
 		return nil, err
 	}
@@ -145,15 +145,12 @@ func linkRows(ctx context.Context, s *session) ([]rows.Row, error) {
 	}}, nil
 }
 
-// ownLinks returns the session with a mount whose GPUs use only their own links. It is made once.
-func (s *session) ownLinks(ctx context.Context, d *dataFile) (own *session, err error) {
+// ownLinks returns the session with a mount for a group whose GPUs use only their own links.
+func (s *session) ownLinks(ctx context.Context, group string, d *dataFile) (*session, error) {
 	if len(s.gpus) == 1 {
 		return s, nil
 	}
-	if s.own == nil {
-		s.own, err = s.another(ctx, "own", d, "--neighbour-links", "off")
-	}
-	return s.own, err
+	return s.another(ctx, group, d, "--neighbour-links", "off")
 }
 
 // another returns the session with another mount, made with more arguments. It has the same file.
