@@ -281,3 +281,28 @@ func TestTurns(t *testing.T) {
 	require.False(t, errors.Is(err, context.Canceled), "the call was made")
 	b.Wait()
 }
+
+// TestIdleBut: a neighbour is free for a Fill that uses some of its relays if nobody else has transfers there.
+func TestIdleBut(t *testing.T) {
+	b := newBench(t, new(oneAtATime))
+	require.True(t, b.Idle())
+	gate := b.dev.Hold(faulty.CopyIn)
+	defer gate.Open()
+	done := make(chan error)
+	for n := range 3 {
+		require.True(t, b.idleBut(n))
+		go func() {
+			done <- b.In(t.Context(), Acquire, []gpubackend.Copy{{Mem: b.mem, Host: make([]byte, page.Size)}})
+		}()
+		require.Eventually(t, func() bool { return !b.idleBut(n) }, 10*time.Second, time.Millisecond)
+		require.False(t, b.Idle())
+	}
+	gate.Open()
+	for range 3 {
+		require.NoError(t, <-done)
+	}
+	require.True(t, b.Idle())
+	b.fills.Add(1)
+	require.False(t, b.idleBut(1), "a Fill may begin a transfer at any time")
+	b.fills.Add(-1)
+}

@@ -96,6 +96,27 @@ func TestFillFromLocked(t *testing.T) {
 	got := make([]byte, size)
 	require.NoError(t, f.moves.Out(t.Context(), CPURead, []gpubackend.Copy{{Mem: f.into.mem, Host: got}}))
 	require.Equal(t, f.home.data, got)
+	for i := range x.Pieces {
+		w := x.Pieces[i].Ways
+		require.Equal(t, pagesOf(x.Pieces[i].Steps), w.Locked+w.Cached+w.Direct+w.Buffered, "each page came one way")
+	}
+}
+
+// TestStoringIsNotFromLocked: pages into which programs store are read, because the digests must be those of the very
+// bytes that are copied.
+func TestStoringIsNotFromLocked(t *testing.T) {
+	const size, half = 32 << 20, page.Index(16 << 20 >> page.Shift)
+	f := newFiller(t, size)
+	x := f.fill()
+	all := page.Range{End: page.Count(size)}
+	x.Pieces = Pieces(1, func(int) Update { return Update{Pages: all} },
+		[]Run{{Pages: page.Range{End: half}}, {Pages: page.Range{Start: half, End: all.End}, Storing: true}}, nil)
+	x.From.Locked = newLockedFile(t, f.home.data, 0)
+	require.NoError(t, x.Run(t.Context(), nil))
+	for i := range x.Pieces {
+		p := &x.Pieces[i]
+		require.Equal(t, p.Ways.Locked == 0, p.Steps[0].Storing)
+	}
 }
 
 // TestGatheringFromAShorterFile: what a file has lost ends no gathering without giving its buffer back.
