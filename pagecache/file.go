@@ -286,7 +286,7 @@ func (f *File) dropIdleLocked() {
 		f.dropViews()
 	}
 	if len(f.mappings) > 0 || f.viewed.Load() > 0 ||
-		!f.orphan && (len(f.unreported) > 0 || f.flights.any() || f.locking.wanted.Load()) {
+		!f.orphan && (len(f.unreported) > 0 || f.flights.any() || f.staysForLock()) {
 		return
 	}
 	for _, h := range f.holdings {
@@ -306,7 +306,7 @@ func (f *File) dropIdleLocked() {
 	}
 	f.c.memory.charge(memoryStates, -f.states)
 	f.clean.Close()
-	f.unlockHomeLocked(false)
+	f.unlockHomeLocked()
 	if err := f.closeUnread(f.home.Close); err != nil {
 		f.c.log.Warn("closing the backing file", "file", f.Name(), "error", err)
 	}

@@ -48,16 +48,16 @@ type locking struct {
 	now atomic.Pointer[lockedHome] // set with File.mu held, cleared with at least a read lock of it
 	// bytes is how much is locked, or was locked by a lock in progress.
 	bytes atomic.Int64
-	// wanted keeps the file attached and makes the background lock it again. It ends when locking fails.
-	wanted atomic.Bool
 	// one has an element while somebody locks pages.
 	one chan struct{}
-	// leaving is what was unlocked last. It counts as pinned memory until nobody copies from it any more.
-	leaving atomic.Pointer[lockedHome]
 	// spoilt counts changes of home; last is when the last one was, in nanoseconds since the epoch.
 	spoilt, last atomic.Int64
-	// failed is why the last attempt failed, or nil.
+	// failed is why the pages are not locked, or nil. It ends with the pin.
 	failed atomic.Pointer[error]
+	// hopeless: locking failed for a reason that will not pass. The background waits for the next use of the file.
+	hopeless atomic.Bool
+	// relock: the pages were locked and then unlocked. Such a file stays attached while it waits for memory.
+	relock atomic.Bool
 }
 
 // lockedHome is all pages of a file, locked. It implements mover.Locked.
@@ -65,10 +65,8 @@ type lockedHome struct {
 	c      *Cache
 	mem    []byte
 	unmap  func() error
-	by     residency.Tenant
-	whole  int64         // bytes in whole pages of the file
-	counts int64         // bytes of pinned memory that the file counts for
-	closed chan struct{} // closed when Close has ended
+	memory *residency.FileMemory
+	whole  int64 // bytes in whole pages of the file
 
 	mu     sync.Mutex
 	unlock []func() error // protected by mu until all is locked; then Close has it
@@ -85,7 +83,7 @@ func (l *lockedHome) At(off, n int64) []byte {
 
 // Close unlocks the pages. Nobody may be reading them.
 func (l *lockedHome) Close() error {
-	defer close(l.closed)
+	defer l.memory.Free()
 	var errs []error
 	for _, unlock := range l.unlock {
 		if err := unlock(); !errors.Is(err, gpubackend.ErrDeviceLost) {
@@ -95,35 +93,25 @@ func (l *lockedHome) Close() error {
 	if l.unmap != nil {
 		errs = append(errs, l.unmap())
 	}
-	l.c.pinned.UnlockFile(l.by, l.counts)
 	return errors.Join(errs...)
-}
-
-// waitClosed waits until Close has ended. l may be nil.
-func (l *lockedHome) waitClosed(ctx context.Context) error {
-	if l == nil {
-		return nil
-	}
-	select {
-	case <-l.closed:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
 
 // countsFor returns the pinned memory that a locked file of so many bytes counts for.
 func countsFor(size int64) int64 { return max(page.Count(size).Offset(), leastLocked) }
 
-// lockedFor returns the pinned memory that a user's locked file counts for; 0 for no file.
-func (f *File) lockedFor(by residency.Tenant) int64 {
-	if f == nil {
-		return 0
-	}
-	if l := f.locking.now.Load(); l != nil && l.by == by {
-		return l.counts
-	}
-	return 0
+// PinnedOnHost implements residency.LockedFile.
+func (f *File) PinnedOnHost() (by residency.Tenant, pinned bool) {
+	p := f.Pinning()
+	return p.tenant(f.c), p.Host
+}
+
+// shallLock reports whether the background shall lock the file's pages.
+func (f *File) shallLock() bool { return f.Pinning().Host && !f.locking.hopeless.Load() }
+
+// staysForLock reports whether the file stays attached because its pages are locked, or shall be. One that found no
+// memory when it was first used does not stay: there may be very many of these.
+func (f *File) staysForLock() bool {
+	return f.shallLock() && (f.locking.relock.Load() || f.locking.failed.Load() == nil)
 }
 
 // LockHome locks the pages of a file that is pinned on the host, and returns when they are locked. It blocks on home.
@@ -158,18 +146,14 @@ func (f *File) lockHome(ctx context.Context) error {
 		return nil
 	}
 	err := f.lockUnchanged(ctx)
-	k.ended(ctx, f, err)
+	f.lockEnded(ctx, err)
 	return err
 }
 
 // lockUnchanged locks the pages. It fails with EAGAIN if home changes meanwhile. The caller holds locking.one.
 func (f *File) lockUnchanged(ctx context.Context) error {
-	k, pin := &f.locking, f.Pinning()
-	if !pin.Host {
+	if !f.Pinning().Host {
 		return fail(syscall.EINVAL, "%s is not pinned on the host", f.Name())
-	}
-	if err := k.leaving.Load().waitClosed(ctx); err != nil {
-		return err
 	}
 	if err := f.checkHome(ctx); err != nil {
 		return err
@@ -177,28 +161,48 @@ func (f *File) lockUnchanged(ctx context.Context) error {
 	if err := f.mu.LockIn(ctx); err != nil {
 		return err
 	}
-	home, size, spoilt := f.home, f.size, k.spoilt.Load()
-	f.beginRead()
+	home, size, spoilt := f.home, f.size, f.locking.spoilt.Load()
 	f.mu.Unlock()
-	defer f.endRead()
-	l, err := f.c.lockPages(ctx, home, size, pin.tenant(f.c), &k.bytes)
+	// It may wait for pages of this file that were unlocked and are still read, so it is not a reader yet.
+	memory, err := f.c.pinned.LockFile(ctx, f, countsFor(size))
 	if err != nil {
 		return err
 	}
-	if err = f.mu.LockIn(ctx); err == nil {
-		if err = f.lookLocked(ctx); err == nil {
-			err = f.mayLockLocked(home, size, spoilt)
-		}
-		if err == nil {
-			k.wanted.Store(true) // now, so that the next change unlocks the pages
-			k.now.Store(l)
-		}
-		f.mu.Unlock()
-	}
-	if err != nil {
+	l := &lockedHome{c: f.c, memory: memory, whole: size &^ (page.Size - 1)}
+	if err := f.lockInto(ctx, l, home, size, spoilt); err != nil {
 		return errors.Join(err, l.Close())
 	}
 	return nil
+}
+
+// lockInto locks the pages into l, and makes the file use it, if home is and stays as it was.
+func (f *File) lockInto(ctx context.Context, l *lockedHome, home Home, size, spoilt int64) error {
+	if err := f.mu.LockIn(ctx); err != nil {
+		return err
+	}
+	err := f.mayLockLocked(home, size, spoilt)
+	if err == nil {
+		f.beginRead()
+		defer f.endRead()
+	}
+	f.mu.Unlock()
+	if err == nil {
+		err = f.c.lockPages(ctx, l, home, page.Count(size).Offset(), &f.locking.bytes)
+	}
+	if err != nil {
+		return err
+	}
+	if err := f.mu.LockIn(ctx); err != nil {
+		return err
+	}
+	defer f.mu.Unlock()
+	if err = f.lookLocked(ctx); err == nil {
+		err = f.mayLockLocked(home, size, spoilt)
+	}
+	if err == nil {
+		f.locking.now.Store(l)
+	}
+	return err
 }
 
 // mayLockLocked says why pages that were locked cannot be used: home must still be as it was then.
@@ -214,44 +218,39 @@ func (f *File) mayLockLocked(home Home, size, spoilt int64) error {
 	return nil
 }
 
-// ended notes how an attempt to lock the pages of f ended. An attempt whose caller gave up says nothing about the file.
-func (k *locking) ended(ctx context.Context, f *File, err error) {
+// lockEnded notes how an attempt to lock the pages ended. An attempt whose caller gave up says nothing about the file.
+func (f *File) lockEnded(ctx context.Context, err error) {
+	k := &f.locking
 	if err != nil {
 		k.bytes.Store(0)
 	}
 	switch {
-	case err == nil:
+	case err == nil, errors.Is(err, syscall.EAGAIN):
+		k.hopeless.Store(false)
 		k.failed.Store(nil)
-	case errors.Is(err, syscall.EAGAIN):
-		k.failed.Store(nil)
-		k.wanted.Store(f.Pinning().Host)
 	case ctx.Err() == nil:
-		k.failed.Store(&err)
-		k.wanted.Store(false)
+		k.hopeless.Store(!errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT))
+		known := k.failed.Swap(&err) != nil
+		if !f.Pinning().Host { // SetPinning may not have seen the reason
+			k.failed.Store(nil)
+		} else if !known {
+			f.c.log.Warn("a pinned file is not locked in the host's memory", "file", f.Name(), "error", err)
+		}
 	}
 }
 
-// lockPages locks all pages of home. bytes shows how far it is.
-func (c *Cache) lockPages(ctx context.Context, home Home, size int64, by residency.Tenant,
-	bytes *atomic.Int64) (*lockedHome, error) {
+// lockPages locks the n bytes of home into l. bytes shows how far it is.
+func (c *Cache) lockPages(ctx context.Context, l *lockedHome, home Home, n int64, bytes *atomic.Int64) error {
 	from, ok := home.(MappedHome)
 	devices := c.oneOfEachKind()
 	switch {
 	case !ok:
-		return nil, fail(syscall.EOPNOTSUPP, "the pages of this file cannot be mapped")
+		return fail(syscall.EOPNOTSUPP, "the pages of this file cannot be mapped")
 	case len(devices) == 0:
-		return nil, fail(syscall.ENODEV, "the mount has no devices, so there is nothing to pin files on the host for")
-	}
-	l := &lockedHome{c: c, by: by, whole: size &^ (page.Size - 1), counts: countsFor(size), closed: make(chan struct{})}
-	if err := c.pinned.LockFile(by, l.counts); err != nil {
-		return nil, err
+		return fail(syscall.ENODEV, "the mount has no devices, so there is nothing to pin files on the host for")
 	}
 	bytes.Store(0)
-	err := l.lock(ctx, from, page.Count(size).Offset(), devices, bytes)
-	if err != nil {
-		return nil, errors.Join(err, l.Close())
-	}
-	return l, nil
+	return l.lock(ctx, from, n, devices, bytes)
 }
 
 // lock maps n bytes and locks them for devices.
@@ -324,19 +323,16 @@ func (c *Cache) oneOfEachKind() (list []*device) {
 	return list
 }
 
-// unlockHomeLocked unlocks the pages of the file, once nobody copies from them. again says that they should be locked
-// again. A read lock of File.mu is enough. It does not wait.
-func (f *File) unlockHomeLocked(again bool) {
-	k := &f.locking
-	if !again {
-		k.wanted.Store(false)
-	}
-	l := k.now.Swap(nil)
+// unlockHomeLocked unlocks the pages of the file, once nobody copies from them. A read lock of File.mu is enough. It
+// does not wait.
+func (f *File) unlockHomeLocked() {
+	l := f.locking.now.Swap(nil)
 	if l == nil {
 		return
 	}
-	k.bytes.Store(0)
-	k.leaving.Store(l)
+	f.locking.bytes.Store(0)
+	f.locking.relock.Store(true)
+	l.memory.Leave()
 	f.c.reads.Add(1)
 	_ = f.closeUnread(func() error {
 		go func() { // it takes as long as locking did
@@ -352,51 +348,43 @@ func (f *File) unlockHomeLocked(again bool) {
 // spoilHomeLocked notes that home changed. A read lock of File.mu is enough.
 func (f *File) spoilHomeLocked() {
 	f.locking.spoilt.Add(1)
-	if f.locking.wanted.Load() {
-		f.locking.last.Store(time.Now().UnixNano())
-		f.unlockHomeLocked(true)
-	}
+	f.locking.last.Store(time.Now().UnixNano())
+	f.unlockHomeLocked()
 }
 
-// relockDue locks the pages again, in the background, if that is due.
-func (f *File) relockDue(ctx context.Context) {
+// relockDueLocked locks the pages again, in the background, if that is due and there is memory.
+func (f *File) relockDueLocked(ctx context.Context) {
 	k := &f.locking
-	if !k.wanted.Load() || k.now.Load() != nil || time.Since(time.Unix(0, k.last.Load())) < f.c.relockAfter {
+	if !f.shallLock() || k.now.Load() != nil || time.Since(time.Unix(0, k.last.Load())) < f.c.relockAfter {
 		return
 	}
 	if len(k.one) > 0 {
 		return // somebody does it
 	}
-	f.c.background.Go(func() {
-		if err := f.lockHome(ctx); err != nil && ctx.Err() == nil && !errors.Is(err, syscall.EAGAIN) {
-			f.c.log.Warn("a pinned file is not locked in the host's memory", "file", f.Name(), "error", err)
-		}
-	})
+	if err := f.c.pinned.CheckRoom(f, countsFor(f.size)); err != nil {
+		f.lockEnded(ctx, err)
+		return
+	}
+	f.c.background.Go(func() { _ = f.lockHome(ctx) }) // lockEnded logs errors
 }
 
 // unlockFor unlocks files until no more memory is pinned than the limit. It waits until they are unlocked.
 func (c *Cache) unlockFor(ctx context.Context) error {
+	reason := fail(syscall.ENOSPC, "the pinned memory became less, so the pages were unlocked")
 	for _, f := range c.snapshotFiles() {
-		if !c.pinned.Over() {
-			return nil
-		}
-		if f.locking.now.Load() == nil {
+		if f.locking.now.Load() == nil || !c.pinned.Over() {
 			continue
 		}
 		if err := f.mu.LockIn(ctx); err != nil {
 			return err
 		}
-		unlocked := f.locking.now.Load() != nil
-		f.unlockHomeLocked(false)
+		if f.locking.now.Load() != nil {
+			f.unlockHomeLocked()
+			f.lockEnded(ctx, reason)
+		}
 		f.mu.Unlock()
-		if unlocked {
-			c.log.Warn("a pinned file was unlocked because the pinned memory became less", "file", f.Name())
-		}
-		if err := f.locking.leaving.Load().waitClosed(ctx); err != nil {
-			return err
-		}
 	}
-	return nil
+	return c.pinned.WaitLeft(ctx)
 }
 
 // errnoOf returns the errno that err wraps, EIO if there is none.

@@ -3,11 +3,13 @@ package pagecache
 import (
 	"context"
 	"errors"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/gpubackend/faulty"
@@ -47,6 +49,36 @@ func (m *machine) unlocked(src *source) {
 	m.t.Helper()
 	require.Eventually(m.t, func() bool { return src.mapped() == 0 && m.cache.pinned.Files() == 0 }, 10*time.Second,
 		time.Millisecond)
+}
+
+// locked waits until the pages of a file are locked.
+func (m *machine) locked(src *source) {
+	m.t.Helper()
+	require.Eventually(m.t, func() bool {
+		f := m.cache.Lookup(src.id)
+		return f != nil && f.locking.now.Load() != nil
+	}, 10*time.Second, time.Millisecond)
+}
+
+// copying makes a device copy from a locked file, and returns a function that lets it end.
+func (m *machine) copying(src *source) (end func()) {
+	m.t.Helper()
+	gate := m.devices[0].Hold(faulty.CopyIn)
+	m.t.Cleanup(gate.Open)
+	done := make(chan error)
+	go func() {
+		v, err := m.tryView(ViewRequest{Segments: []view.Segment{bytesOf(0, int64(len(src.home.data)))}}, src)
+		if err == nil {
+			v.unmap()
+		}
+		done <- err
+	}()
+	<-gate.Arrived()
+	return func() {
+		m.t.Helper()
+		gate.Open()
+		require.NoError(m.t, <-done)
+	}
 }
 
 // TestLockedHome: devices copy from the locked pages of a file that is pinned on the host. Every change of home unlocks
@@ -240,16 +272,34 @@ func TestShareOfLockedFiles(t *testing.T) {
 	v := m.view(ViewRequest{Segments: []view.Segment{bytesOf(0, 100)}}, files[2])
 	m.pin(files[2], theirs)
 	require.ErrorIs(t, m.cache.LockHome(t.Context(), files[2]), syscall.EDQUOT)
-	require.Contains(t, m.cache.Inspect(files[2].id).LockError, "more than user 12345 may pin")
-	v.unmap()
+	lockError := func(src *source) string { return m.cache.Inspect(src.id).LockError }
+	require.Contains(t, lockError(files[2]), "more than user 12345 may pin")
+	m.pin(files[2], Pinning{})
+	require.Empty(t, lockError(files[2]), "it is not pinned")
 	m.pin(files[2], Pinning{Host: true})
+	require.Empty(t, lockError(files[2]), "it is another pin")
+	v.unmap()
 	require.NoError(t, m.cache.LockHome(t.Context(), files[2]), "root has all")
 	require.ErrorIs(t, m.cache.CheckPinning(FileID{9, 9}, 2*leastLocked, Pinning{Host: true}), syscall.ENOSPC)
+
+	require.NoError(t, m.cache.SetUserShare(0.1))
+	require.NoError(t, m.cache.CheckPinning(files[0].id, 100*page.Size, theirs), "it still counts already")
+	require.ErrorIs(t, m.cache.CheckPinning(files[0].id, 2*leastLocked, theirs), syscall.EDQUOT, "the file became larger")
+	require.NoError(t, m.cache.SetUserShare(0.5))
 
 	require.NoError(t, m.cache.SetPinnedMemory(t.Context(), 2*leastLocked))
 	require.EqualValues(t, 2*leastLocked, m.cache.pinned.Files())
 	used, _ := m.cache.pinned.Used()
 	require.EqualValues(t, 2*leastLocked, used)
+	unlocked := slices.DeleteFunc(files, func(src *source) bool { return m.cache.Inspect(src.id).LockedBytes > 0 })
+	require.Len(t, unlocked, 1)
+	require.Contains(t, lockError(unlocked[0]), "the pinned memory became less")
+	m.cache.collectDue(t.Context())
+	require.Contains(t, lockError(unlocked[0]), "pinned files leave 0 B")
+	require.NoError(t, m.cache.SetPinnedMemory(t.Context(), 4*leastLocked))
+	m.cache.collectDue(t.Context())
+	m.locked(unlocked[0])
+	require.Empty(t, lockError(unlocked[0]))
 }
 
 // TestLockedByLostDevice: what was locked by a device that is lost is locked again by another one.
@@ -357,4 +407,155 @@ func TestLockedPastEnd(t *testing.T) {
 	p := m.run(src, 0, 0, 1001*page.Size, false)
 	require.Equal(t, make([]byte, 50), p.load(size, size+50))
 	p.unmap()
+}
+
+// TestPinWhileOthersAreUnlocked: pages that are being unlocked are in nobody's way. A file is locked as soon as they
+// have given their memory back.
+func TestPinWhileOthersAreUnlocked(t *testing.T) {
+	for name, unlock := range map[string]func(*File, *source){
+		"changed":  func(_ *File, src *source) { src.write(t, 5000, []byte("written meanwhile")) },
+		"unpinned": func(f *File, _ *source) { f.SetPinning(Pinning{}) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t, 1, pinnedMemory(leastLocked))
+			m.cache.relockAfter = time.Hour
+			first, second := m.noisyFile(100*page.Size), m.noisyFile(100*page.Size)
+			f := m.lock(first)
+			end := m.copying(first)
+			unlock(f, first)
+			host := Pinning{Host: true}
+			require.NoError(t, m.cache.CheckPinning(second.id, 100*page.Size, host))
+			g := m.pin(second, host)
+			locked := make(chan error)
+			go func() { locked <- m.cache.LockHome(t.Context(), second) }()
+			require.Eventually(t, func() bool { return len(g.locking.one) > 0 }, 10*time.Second, time.Millisecond)
+			require.EqualValues(t, leastLocked, m.cache.pinned.Files())
+			end()
+			require.NoError(t, <-locked)
+			m.locked(second)
+			require.ErrorIs(t, m.cache.CheckPinning(first.id, 100*page.Size, host), syscall.ENOSPC)
+		})
+	}
+}
+
+// TestPinWhileItIsLocked: a file whose pages are being locked counts once if it is pinned again.
+func TestPinWhileItIsLocked(t *testing.T) {
+	m := newMachine(t, 1, pinnedMemory(leastLocked))
+	src, host := m.noisyFile(100*page.Size), Pinning{Host: true}
+	m.pin(src, host)
+	var err error
+	src.home.mu.Lock()
+	src.home.afterMap = func() { err = m.cache.CheckPinning(src.id, 100*page.Size, host) }
+	src.home.mu.Unlock()
+	require.NoError(t, m.cache.LockHome(t.Context(), src))
+	require.NoError(t, err)
+}
+
+// TestLockedOnceThereIsRoom: a changed file whose memory another one took meanwhile is locked again when that gives it
+// back. Until then it says why it is not locked.
+func TestLockedOnceThereIsRoom(t *testing.T) {
+	m := newMachine(t, 1, pinnedMemory(leastLocked))
+	m.cache.relockAfter = 0
+	first, second := m.noisyFile(10*page.Size), m.noisyFile(10*page.Size)
+	f := m.lock(first)
+	first.write(t, 5, []byte("changed"))
+	m.unlocked(first)
+	g := m.lock(second)
+	for range 3 {
+		m.cache.collectDue(t.Context())
+		require.Contains(t, m.cache.Inspect(first.id).LockError, "pinned files leave 0 B")
+	}
+	require.False(t, f.Detached())
+	g.SetPinning(Pinning{})
+	m.unlocked(second)
+	m.cache.collectDue(t.Context())
+	m.locked(first)
+	require.Empty(t, m.cache.Inspect(first.id).LockError)
+}
+
+// TestOwnerOfLockedFile: after a file was given to another user, that user is charged for its locked pages.
+func TestOwnerOfLockedFile(t *testing.T) {
+	m := newMachine(t, 1, pinnedMemory(4*leastLocked))
+	require.NoError(t, m.cache.SetUserShare(0.5))
+	large, other := m.noisyFile(100*page.Size), FileID{9, 9}
+	before, after := Pinning{Host: true, User: 12345}, Pinning{Host: true, User: 12346}
+	m.pin(large, before)
+	require.NoError(t, m.cache.LockHome(t.Context(), large))
+	require.ErrorIs(t, m.cache.CheckPinning(other, 2*leastLocked, before), syscall.EDQUOT)
+	require.NoError(t, m.cache.CheckPinning(other, 2*leastLocked, after))
+	m.pin(large, after)
+	require.NoError(t, m.cache.CheckPinning(other, 2*leastLocked, before))
+	require.ErrorIs(t, m.cache.CheckPinning(other, 2*leastLocked, after), syscall.EDQUOT)
+	require.NoError(t, m.cache.CheckPinning(large.id, 2*leastLocked, after), "its own pages do not count twice")
+	m.locked(large)
+}
+
+// TestLockingBesideExtents: extents in pinned memory leave too little for a file. The error says so, and what helps.
+func TestLockingBesideExtents(t *testing.T) {
+	m := newMovingMachine(t, 1, 4, (leastLocked+brick)/brick)
+	m.cache.relockAfter = 0
+	c := m.travel(m.noisyFile(8*brick), 0, false)
+	b := c.use(0, 8)
+	src := m.noisyFile(10 * page.Size)
+	f := m.pin(src, Pinning{Host: true})
+	require.NoError(t, m.cache.CheckPinning(src.id, 10*page.Size, Pinning{Host: true}))
+	err := m.cache.LockHome(t.Context(), src)
+	require.ErrorIs(t, err, syscall.ENOSPC)
+	require.ErrorContains(t, err, "extents that did not fit on devices have 256 KiB")
+	require.ErrorContains(t, err, "'gaiafs evict'")
+	b.Done()
+	c.end()
+	_, err = m.cache.Evict(t.Context(), c.f.id, -1)
+	require.NoError(t, err)
+	require.True(t, f.Detached() || f.locking.now.Load() == nil)
+	m.pin(src, Pinning{Host: true})
+	require.NoError(t, m.cache.LockHome(t.Context(), src))
+}
+
+// TestUnpinnedWhileLocking: a file that is unpinned while its pages are being locked does not stay locked, and says
+// nothing about a pin that it does not have.
+func TestUnpinnedWhileLocking(t *testing.T) {
+	m := newMachine(t, 1, pinnedMemory(64<<20))
+	src := m.noisyFile(100 * page.Size)
+	f := m.pin(src, Pinning{Host: true})
+	src.home.mu.Lock()
+	src.home.afterMap = func() {
+		f.SetPinning(Pinning{})
+		m.cache.lanes.work.Wait()
+	}
+	src.home.mu.Unlock()
+	v := m.view(ViewRequest{Segments: []view.Segment{bytesOf(0, 100)}}, src)
+	require.ErrorIs(t, m.cache.LockHome(t.Context(), src), syscall.EINVAL)
+	m.unlocked(src)
+	require.Empty(t, m.cache.Inspect(src.id).LockError)
+	v.unmap()
+}
+
+// TestLockedInOnePiece: memory is not locked across two chunks, or past the pages that the file has in full.
+func TestLockedInOnePiece(t *testing.T) {
+	mem, err := unix.Mmap(-1, 0, lockChunk+page.Size, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, unix.Munmap(mem)) }()
+	l := &lockedHome{mem: mem, whole: lockChunk}
+	at := func(off, n int64) int64 { return int64(len(l.At(off, n))) } // a failure would print the bytes
+	require.EqualValues(t, lockChunk, at(0, lockChunk))
+	require.Zero(t, at(lockChunk, page.Size))
+	l.whole += page.Size
+	require.EqualValues(t, page.Size, at(lockChunk, page.Size))
+	require.Zero(t, at(lockChunk-page.Size, 2*page.Size))
+	require.Nil(t, l.At(0, 0))
+}
+
+// TestUnpinnedPagesAreSpoilt: pages of a file that was just unpinned, and that are still locked, are unlocked by a
+// change of home.
+func TestUnpinnedPagesAreSpoilt(t *testing.T) {
+	m := newMachine(t, 1, pinnedMemory(64<<20))
+	src := m.noisyFile(100 * page.Size)
+	f := m.lock(src)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.SetPinning(Pinning{})
+	require.NotNil(t, f.locking.now.Load(), "that waits for the file")
+	f.spoilHomeLocked()
+	require.Nil(t, f.locking.now.Load())
 }

@@ -106,7 +106,7 @@ func (c *Cache) letGoOfLost() {
 		c.lanes.do(f, choreLetGo, func() {
 			f.mu.Lock()
 			defer f.mu.Unlock()
-			f.unlockHomeLocked(true) // it may have been locked by the device
+			f.unlockHomeLocked() // it may have been locked by the device
 			for _, d := range c.devices {
 				if d.lost.Load() {
 					f.letGoLocked(d)

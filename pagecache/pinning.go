@@ -92,20 +92,20 @@ func (p Pinning) tenant(c *Cache) residency.Tenant {
 // SetPinning replaces the file's pin. It does not block. An eviction that has begun may still take an extent. If the
 // file is pinned on the host, the background locks its pages soon.
 func (f *File) SetPinning(p Pinning) {
-	f.pinning.Store(&p)
-	switch k := &f.locking; {
-	case p.Host:
-		k.wanted.Store(true)
-	case k.wanted.Load() || k.now.Load() != nil:
-		f.c.lanes.do(f, choreUnlock, func() {
-			f.mu.Lock()
-			defer f.mu.Unlock()
-			if !f.Pinning().Host {
-				f.unlockHomeLocked(false)
-				f.dropIdleLocked()
-			}
-		})
+	old := f.pinning.Swap(&p)
+	f.locking.hopeless.Store(false)
+	if p.Host || old == nil || !old.Host {
+		return
 	}
+	f.locking.failed.Store(nil)
+	f.c.lanes.do(f, choreUnlock, func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if !f.Pinning().Host {
+			f.unlockHomeLocked()
+			f.dropIdleLocked()
+		}
+	})
 }
 
 // Pinning returns the file's pin, as set last.
@@ -157,8 +157,8 @@ func (c *Cache) CheckPinning(id FileID, size int64, p Pinning) error {
 		}
 	}
 	f, by := c.Lookup(id), p.tenant(c)
-	if now := f.lockedFor(by); p.Host && now < countsFor(size) {
-		if err := c.pinned.CheckFile(by, countsFor(size)-now); err != nil {
+	if p.Host {
+		if err := c.pinned.CheckFile(f, by, countsFor(size)); err != nil {
 			return fmt.Errorf("pinning: %w", err)
 		}
 	}

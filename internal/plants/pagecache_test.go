@@ -76,6 +76,20 @@ var pagecachePlants = []plant{
 		nets: []net{{pkg: "pagecache", run: "TestLockedPagesOutliveCopies"}},
 	},
 	{
+		name: "locked pages: those that are unlocked and still read are in the way of others",
+		file: "pagecache/locked.go",
+		old:  "	l.memory.Leave()\n",
+		new:  "",
+		nets: []net{{pkg: "pagecache", run: "TestPinWhileOthersAreUnlocked"}},
+	},
+	{
+		name: "locked pages: a file that found no memory is not locked again",
+		file: "pagecache/locked.go",
+		old:  "		k.hopeless.Store(!errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT))\n",
+		new:  "		k.hopeless.Store(true)\n",
+		nets: []net{{pkg: "pagecache", run: "TestLockedOnceThereIsRoom"}},
+	},
+	{
 		name: "an acquire reads past a flight",
 		file: "pagecache/collect.go",
 		old:  "\tif err := f.landLocked(rg); err != nil {\n\t\treturn rg.Start, err\n\t}\n",

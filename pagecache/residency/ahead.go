@@ -95,7 +95,7 @@ func (p *Pinned) makeSpare(d *Device) bool {
 		p.refuse(d, err)
 		return false
 	}
-	_ = p.room(0) // the limit may be lower now
+	_ = p.room(0, nil) // the limit may be lower now
 	return true
 }
 

@@ -23,8 +23,8 @@ type Pinned struct {
 	// ledger has who owns how much of extents' memory. Protected by mu.
 	ledger  *tenants.Ledger
 	devices []*Device // the devices that use it; protected by mu
-	// files has the bytes of locked pages of files, by user; share is the part that one user may lock. Protected by mu.
-	files map[uint32]int64
+	// files has the memory of locked files; share is the part that one user's files may have. Protected by mu.
+	files map[*FileMemory]struct{}
 	share float64
 	// working has an element for each spare that is being made, its size, and for spares that are being freed, 0. The
 	// channel is closed when that is done. Protected by mu.
@@ -44,7 +44,7 @@ type spare struct {
 func NewPinned(limit int64) *Pinned {
 	ledger, _ := tenants.New(limit, nil) // without tenants, New cannot fail
 	return &Pinned{limit: limit, share: 1, ledger: ledger, working: make(map[chan struct{}]int64),
-		files: make(map[uint32]int64)}
+		files: make(map[*FileMemory]struct{})}
 }
 
 // SetTenants sets the tenants' maxima. A tenant over its new maximum keeps what it owns until it asks for more.
@@ -134,18 +134,18 @@ func (p *Pinned) SetLimit(bytes int64) {
 	p.limit = bytes
 	p.ledger.Resize(bytes)
 	p.mu.Unlock()
-	_ = p.room(0) // fails if extents alone exceed the limit
+	_ = p.room(0, nil) // fails if extents alone exceed the limit
 	p.notify()
 }
 
-// Over reports whether more is in use than the limit. It frees spares first.
+// Over reports whether more is in use than the limit, apart from what leaves. It frees spares first.
 func (p *Pinned) Over() bool {
-	if p.room(0) == nil {
+	if p.room(0, nil) == nil {
 		return false
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.used > p.limit
+	return p.used-p.leavingLocked() > p.limit
 }
 
 // Used returns the bytes that are pinned now, and how many of them are spares.
@@ -171,7 +171,7 @@ func (p *Pinned) take(d *Device, size int64, user uint32) (mem gpubackend.Memory
 		}
 		return s.mem, true, nil
 	}
-	if err := p.room(size); err != nil {
+	if err := p.room(size, nil); err != nil {
 		return nil, false, err
 	}
 	if mem, err = d.backend.AllocHost(size); err != nil {
@@ -196,13 +196,15 @@ func (p *Pinned) recycle(d *Device, size int64, user uint32) (spare, bool) {
 	return spare{}, false
 }
 
-// room counts size more bytes as used. If the limit is reached, it frees spares, and waits for those that are being
-// made or freed.
-func (p *Pinned) room(size int64) error {
+// room counts size more bytes as used, for m if that is not nil. If the limit is reached, it frees spares, and waits
+// for those that are being made or freed.
+func (p *Pinned) room(size int64, m *FileMemory) error {
 	for {
 		p.mu.Lock()
 		if p.used+size <= p.limit {
-			p.used += size
+			if p.used += size; m != nil {
+				m.has = true
+			}
 			p.mu.Unlock()
 			return nil
 		}
@@ -288,6 +290,10 @@ func (p *Pinned) Trim(unused time.Duration) {
 func (p *Pinned) watch() <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	return p.watchLocked()
+}
+
+func (p *Pinned) watchLocked() <-chan struct{} {
 	if p.changed == nil {
 		p.changed = make(chan struct{})
 	}

@@ -1,0 +1,94 @@
+package residency
+
+import (
+	"context"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// lockedFile is a LockedFile of a test.
+type lockedFile struct {
+	by     Tenant
+	pinned bool
+}
+
+func (f *lockedFile) PinnedOnHost() (by Tenant, pinned bool) { return f.by, f.pinned }
+
+// TestLockedFilesOverTheLimit: a limit below what files have locked leaves nothing, for extents and for further files.
+func TestLockedFilesOverTheLimit(t *testing.T) {
+	p, first, next := NewPinned(8*granule), &lockedFile{pinned: true}, &lockedFile{pinned: true}
+	m, err := p.LockFile(t.Context(), first, 4*granule)
+	require.NoError(t, err)
+	require.EqualValues(t, 4*granule, p.forExtents())
+	p.SetLimit(granule)
+	require.True(t, p.Over())
+	require.Zero(t, p.forExtents())
+	err = p.CheckFile(next, next.by, granule)
+	require.ErrorIs(t, err, syscall.ENOSPC)
+	require.ErrorContains(t, err, "pinned files leave 0 B")
+	first.pinned = false
+	require.False(t, p.Over(), "it leaves")
+	require.EqualValues(t, granule, p.forExtents())
+	require.NoError(t, p.CheckRoom(next, granule))
+	require.EqualValues(t, 4*granule, p.Files())
+	m.Free()
+	require.Zero(t, p.Files())
+	p.requirePinned(t, 0, 0)
+}
+
+// TestLockedFilesBesideSpares: a file gets the memory of spares. To ask whether there is room frees none.
+func TestLockedFilesBesideSpares(t *testing.T) {
+	d, _ := newPinnedDevice(t, 1, 4)
+	p, file := d.pinned, &lockedFile{pinned: true}
+	mem, _, err := p.take(d, granule, 0)
+	require.NoError(t, err)
+	require.ErrorIs(t, p.CheckRoom(file, 4*granule), syscall.ENOSPC)
+	p.put(d, mem, nil)
+	require.NoError(t, p.CheckRoom(file, 4*granule))
+	require.NoError(t, p.CheckRoom(file, 2*granule))
+	p.requirePinned(t, 1, 1)
+	m, err := p.LockFile(t.Context(), file, 4*granule)
+	require.NoError(t, err)
+	p.requirePinned(t, 4, 0)
+	m.Free()
+	p.requirePinned(t, 0, 0)
+
+	require.NoError(t, p.room(granule, nil))
+	made := p.begin(granule)
+	require.NoError(t, p.CheckRoom(file, 4*granule), "it may become a spare")
+	made()
+	require.ErrorIs(t, p.CheckRoom(file, 4*granule), syscall.ENOSPC)
+	p.unused(granule)
+}
+
+// TestWaitForLockedFile: a file waits for another one that leaves, and takes nothing if it does not wait to the end.
+func TestWaitForLockedFile(t *testing.T) {
+	p, first, next := NewPinned(4*granule), &lockedFile{pinned: true}, &lockedFile{pinned: true}
+	m, err := p.LockFile(t.Context(), first, 3*granule)
+	require.NoError(t, err)
+	_, err = p.LockFile(t.Context(), next, 2*granule)
+	require.ErrorIs(t, err, syscall.ENOSPC)
+	m.Leave()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = p.LockFile(ctx, next, 2*granule)
+	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorIs(t, p.WaitLeft(ctx), context.Canceled)
+	p.requirePinned(t, 3, 0)
+	require.EqualValues(t, 3*granule, p.Files())
+
+	waiting := &FileMemory{p: p, file: &lockedFile{}, bytes: 2 * granule}
+	p.files[waiting] = struct{}{}
+	leaving, _ := p.leaving()
+	require.EqualValues(t, 3*granule, leaving, "what waits has nothing that it could give back")
+	waiting.Free()
+	p.requirePinned(t, 3, 0)
+
+	go m.Free()
+	n, err := p.LockFile(t.Context(), next, 4*granule)
+	require.NoError(t, err)
+	p.requirePinned(t, 4, 0)
+	n.Free()
+}
