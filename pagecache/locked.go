@@ -368,16 +368,18 @@ func (f *File) relockDueLocked(ctx context.Context) {
 	f.c.background.Go(func() { _ = f.lockHome(ctx) }) // lockEnded logs errors
 }
 
-// unlockFor unlocks files until no more memory is pinned than the limit. It waits until they are unlocked.
+// unlockFor unlocks files until no more memory is pinned than the limit. It waits until they are unlocked. Attempts to
+// lock files begin again, and see the limit.
 func (c *Cache) unlockFor(ctx context.Context) error {
 	reason := fail(syscall.ENOSPC, "the pinned memory became less, so the pages were unlocked")
 	for _, f := range c.snapshotFiles() {
-		if f.locking.now.Load() == nil || !c.pinned.Over() {
+		if k := &f.locking; k.now.Load() == nil && len(k.one) == 0 || !c.pinned.Over() {
 			continue
 		}
 		if err := f.mu.LockIn(ctx); err != nil {
 			return err
 		}
+		f.locking.spoilt.Add(1)
 		if f.locking.now.Load() != nil {
 			f.unlockHomeLocked()
 			f.lockEnded(ctx, reason)

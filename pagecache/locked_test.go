@@ -531,6 +531,21 @@ func TestUnpinnedWhileLocking(t *testing.T) {
 	v.unmap()
 }
 
+// TestLessMemoryWhileLocking: a file for which there is too little pinned memory before its pages are locked is not
+// locked.
+func TestLessMemoryWhileLocking(t *testing.T) {
+	m := newMachine(t, 1, pinnedMemory(64<<20))
+	src := m.noisyFile(100 * page.Size)
+	m.pin(src, Pinning{Host: true})
+	var err error
+	src.home.mu.Lock()
+	src.home.afterMap = func() { err = m.cache.SetPinnedMemory(t.Context(), 1<<20) }
+	src.home.mu.Unlock()
+	require.ErrorIs(t, m.cache.LockHome(t.Context(), src), syscall.ENOSPC)
+	require.NoError(t, err)
+	m.unlocked(src)
+}
+
 // TestLockedInOnePiece: memory is not locked across two chunks, or past the pages that the file has in full.
 func TestLockedInOnePiece(t *testing.T) {
 	mem, err := unix.Mmap(-1, 0, lockChunk+page.Size, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON)
