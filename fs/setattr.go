@@ -66,6 +66,9 @@ func (fs *fileSystem) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *f
 	if in.Valid&(fuse.FATTR_MODE|fuse.FATTR_UID|fuse.FATTR_GID) != 0 {
 		n.rightsTouched(ctx)
 	}
+	if in.Valid&fuse.FATTR_UID != 0 && n.isRegular() {
+		fs.repin(n) // the new owner is charged
+	}
 	if errno != 0 {
 		return fuse.Status(errno)
 	}
