@@ -254,6 +254,8 @@ func TestPinOnTheHost(t *testing.T) {
 	require.Regexp(t, "pinned +on the host, on account of user 0\n", ok("info", path))
 	locked(path)
 	require.Contains(t, ok("status", "--json", s.mountpoint), `"pinned_file_bytes": 16777216,`)
+	require.Contains(t, ok("status", s.mountpoint),
+		"Pinned memory: 16 MiB of 64 MiB; 16 MiB for files that are pinned on the host, 0 B for extents, 0 B spare")
 	ok("warm", path)
 	require.Contains(t, ok("warm", "--verify", path), "4.0 MiB as in the backing file")
 	require.Contains(t, ok("info", "--json", path), `"locked_pages": 1024,`)
@@ -269,7 +271,7 @@ func TestPinOnTheHost(t *testing.T) {
 	require.NoError(t, os.Truncate(filepath.Join(s.mountpoint, "large"), 60*mib))
 	r := gaiafsCommand(t, "pin", "--device=host", filepath.Join(s.mountpoint, "large"))
 	require.Equal(t, exitFailure, r.code)
-	require.Contains(t, r.err, "does not fit into the mount's pinned memory")
+	require.Contains(t, r.err, "does not fit into the mount's pinned memory (64 MiB)")
 	require.Equal(t, "", attribute(t, filepath.Join(s.mountpoint, "large"), pinAttribute))
 	s.signal(t, syscall.SIGTERM)
 	require.Equal(t, exitOK, s.end(t))

@@ -28,7 +28,8 @@ func newSet() *cobra.Command {
 who mounted may change settings.
 
 If gpu-memory or pinned-memory shrinks, set first evicts what nobody maps, and returns when that is done. What programs map stays
-until they unmap it. If pinned memory is then still too small, set unlocks files that are pinned on the host. Their pins stay.`,
+until they unmap it. If pinned memory is then still too small, set unlocks files that are pinned on the host. They are
+locked again once there is room.`,
 		Example: `  gaiafs set /mnt/data
   gaiafs set /mnt/data eviction=lfu
   gaiafs set /mnt/data gpu-memory=20G pinned-memory=64G`,
