@@ -89,7 +89,7 @@ func (f *File) collectDue(ctx context.Context) {
 	if err := f.settleDue(ctx); err != nil && ctx.Err() == nil {
 		f.c.log.Debug("comparing replicas with the backing file", "file", f.Name(), "error", err)
 	}
-	f.mu.Lock()
+	f.mu.LockLater()
 	due := f.dueLocked()
 	if due {
 		f.seen.Store(f.glanceLocked()) // the status shows this if home hangs
@@ -98,7 +98,7 @@ func (f *File) collectDue(ctx context.Context) {
 	if due {
 		_ = f.collectAll(ctx, nil) // errors are logged, and the collect is retried
 	}
-	f.mu.Lock()
+	f.mu.LockLater()
 	defer f.mu.Unlock()
 	if f.detached.Load() {
 		return

@@ -233,7 +233,7 @@ func (f *File) foundChangedLocked(ctx context.Context, pages []page.Range) error
 
 // settleDue settles a part of the pages in doubt. The sooner it does, the likelier a base is found.
 func (f *File) settleDue(ctx context.Context) error {
-	f.mu.Lock()
+	f.mu.LockLater()
 	defer f.mu.Unlock()
 	if f.detached.Load() {
 		return nil

@@ -127,7 +127,7 @@ func (f *File) look() <-chan struct{} {
 	}
 	f.looking = done
 	f.c.lanes.work.Go(func() {
-		f.mu.Lock()
+		f.mu.LockLater()
 		defer f.mu.Unlock()
 		f.lookMu.Lock() // later callers must get a newer glance
 		f.looking = nil

@@ -22,7 +22,7 @@ type fileLock struct {
 	// when the hold, or the first of several overlapping read holds, began: nanoseconds since lockEpoch; 0 for none
 	since atomic.Int64
 	ended atomic.Int64 // when the last read hold ended
-	// waiting counts those that wait, except LockAhead
+	// waiting counts those that wait, except in LockAhead and LockLater
 	waiting atomic.Int32
 }
 
@@ -34,22 +34,23 @@ func (l *fileLock) now() int64 { return int64(time.Since(lockEpoch)) | 1 }
 func (l *fileLock) Lock() {
 	if !l.TryLock() {
 		l.waiting.Add(1)
-		l.lockAhead()
+		l.LockLater()
 		l.waiting.Add(-1)
 	}
 }
 
-func (l *fileLock) lockAhead() {
+// LockLater is Lock for work that no program waits for. It does not count as waiting.
+func (l *fileLock) LockLater() {
 	l.rw.Lock()
 	l.since.Store(l.now())
 }
 
 // LockAhead is LockIn for read-ahead, which does not count as waiting.
 func (l *fileLock) LockAhead(ctx context.Context) error {
-	return l.waitIn(ctx, l.TryLock, l.lockAhead, l.Unlock)
+	return l.waitIn(ctx, l.TryLock, l.LockLater, l.Unlock)
 }
 
-// Awaited reports whether somebody waits for the lock.
+// Awaited reports whether a program waits for the lock.
 func (l *fileLock) Awaited() bool { return l.waiting.Load() > 0 }
 
 // LockIn locks like Lock. If ctx ends first, it returns the error of ctx, and the lock is not held.

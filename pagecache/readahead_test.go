@@ -94,6 +94,8 @@ func TestReadAheadYields(t *testing.T) {
 	gate := m.devices[0].Hold(faulty.CopyIn)
 	require.NoError(t, p.Advise(t.Context(), size/2, size/2, AdviceWillNeed))
 	<-gate.Arrived()
+	seen := src.attached.look() // work in the background does not count
+	require.Never(t, src.attached.mu.Awaited, 20*time.Millisecond, time.Millisecond)
 	acquired := make(chan error, 1)
 	go func() {
 		_, err := p.Acquire(t.Context(), size-page.Size, page.Size, false)
@@ -102,6 +104,7 @@ func TestReadAheadYields(t *testing.T) {
 	require.Eventually(t, src.attached.mu.Awaited, 10*time.Second, time.Millisecond)
 	gate.Open()
 	require.NoError(t, <-acquired)
+	<-seen
 	p.arrives(p.pages)
 	bytes := moved()
 	require.EqualValues(t, size, bytes["prefetch"]+bytes["acquire"])

@@ -1,6 +1,7 @@
 package mover
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -9,7 +10,6 @@ import (
 	"time"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
-	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache/live"
 	"github.com/gaiafs/gaiafs/pagecache/mover/schedule"
 )
@@ -71,8 +71,8 @@ func NewDevice(dev gpubackend.Device, order schedule.Discipline, watch *live.Fee
 	return d
 }
 
-// In copies from the host to the device. This and the following methods wait for their turn and for the call. class is
-// the purpose. ctx names the tenant (WithTenant), may say that it is read-ahead (Ahead), and can end the wait and the
+// In copies from the host to the device. This and the following methods wait for their turn and for the call, except
+// Zero. class is the purpose. ctx names the tenant (WithTenant), may say that it is read-ahead (Ahead), and can end the wait and the
 // call.
 func (d *Device) In(ctx context.Context, class Class, pieces []gpubackend.Copy) error {
 	calls := cut(pieces, d.piece(), copySize, splitCopy)
@@ -98,26 +98,25 @@ func (d *Device) Patch(ctx context.Context, class Class, patches []gpubackend.Pa
 	return d.inTurn(ctx, class, In, sizes(calls, patchSize), func(i int) error { return d.dev.Patch(ctx, calls[i]) })
 }
 
-// Zero stores zeros into the n bytes of mem at byte offset off. The device does so by itself, in one call, which takes
-// nothing of the link. For the schedule it is as large as a page.
+// Zero stores zeros into the n bytes of mem at byte offset off. It takes nothing of the link, so it waits for no turn.
 func (d *Device) Zero(ctx context.Context, class Class, mem gpubackend.Memory, off, n int64) error {
-	r := d.ask(ctx, class, page.Size)
-	if err := d.await(ctx, r); err != nil {
-		return err
-	}
 	began := time.Now()
 	err := d.dev.Zero(ctx, mem, off, n)
-	if d.end(r.ID); err == nil {
-		d.tally(r.Class, Within, n, began)
+	if err == nil {
+		d.tally(classIn(ctx, class), Within, n, began)
 	}
 	return err
 }
+
+// mostInTurn is how many bytes of a transfer go before later transfers of its class.
+const mostInTurn = 16 << 20
 
 // inTurn makes calls that move so many bytes each, each when its turn has come. Two of them queue or are in progress at
 // a time, so that the most urgent transfer has all that may be in flight.
 func (d *Device) inTurn(ctx context.Context, class Class, way Way, sizes []int64, call func(i int) error) error {
 	var mu sync.Mutex
 	next, failed := 0, error(nil)
+	first, left := schedule.ID(0), int64(0)
 	take := func(err error) (i int, ok bool) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -127,12 +126,22 @@ func (d *Device) inTurn(ctx context.Context, class Class, way Way, sizes []int64
 		next++
 		return next - 1, next <= len(sizes) && failed == nil
 	}
+	ask := func(i int, ended schedule.ID) asked {
+		mu.Lock()
+		defer mu.Unlock()
+		if left -= sizes[i]; left < 0 {
+			first, left = 0, mostInTurn-sizes[i]
+		}
+		r := d.endAndAsk(ctx, ended, schedule.Request{Class: class, Size: sizes[i], After: first})
+		first = cmp.Or(first, r.ID)
+		return r
+	}
 	work := func() {
 		i, ok := take(nil)
 		if !ok {
 			return
 		}
-		for r := d.ask(ctx, class, sizes[i]); ; r = d.endAndAsk(ctx, r.ID, class, sizes[i]) {
+		for r := ask(i, 0); ; r = ask(i, r.ID) {
 			if err := d.await(ctx, r); err != nil {
 				take(err)
 				return
@@ -163,23 +172,15 @@ type asked struct {
 	turn chan struct{}
 }
 
-// ask queues an Own request.
-func (d *Device) ask(ctx context.Context, class Class, n int64) asked {
+// endAndAsk ends a call, unless its ID is 0, and queues an Own request, before another one begins.
+func (d *Device) endAndAsk(ctx context.Context, ended schedule.ID, r schedule.Request) asked {
 	d.mu.Lock()
-	return d.askLocked(ctx, class, n)
-}
-
-// endAndAsk ends a call and queues the next one, before another one begins.
-func (d *Device) endAndAsk(ctx context.Context, first schedule.ID, class Class, n int64) asked {
-	d.mu.Lock()
-	d.endLocked(first)
-	return d.askLocked(ctx, class, n)
-}
-
-// askLocked is ask. It releases mu.
-func (d *Device) askLocked(ctx context.Context, class Class, n int64) asked {
+	if ended != 0 {
+		d.endLocked(ended)
+	}
 	w := &waiter{}
-	r := d.arriveLocked(schedule.Request{Class: classIn(ctx, class), Size: n, Own: true, Tenant: tenantOf(ctx)}, w)
+	r.Class, r.Own, r.Tenant = classIn(ctx, r.Class), true, tenantOf(ctx)
+	r = d.arriveLocked(r, w)
 	calls := d.nextLocked()
 	turn := w.awaitLocked()
 	d.mu.Unlock()

@@ -248,10 +248,11 @@ func (o *oneAtATime) Piece() int64              { return o.piece }
 // called. If it ends later, the outcome is that of the device's call.
 func TestTurns(t *testing.T) {
 	b := newBench(t, new(oneAtATime))
-	gate := b.dev.Hold(faulty.Zero)
+	gate := b.dev.Hold(faulty.CopyIn)
+	in := []gpubackend.Copy{{Mem: b.mem, Host: make([]byte, page.Size)}}
 	ctx, cancel := context.WithCancel(t.Context())
 	under := make(chan error)
-	go func() { under <- b.Zero(ctx, WriteBack, b.mem, 0, page.Size) }()
+	go func() { under <- b.In(ctx, WriteBack, in) }()
 	<-gate.Arrived()
 
 	r := b.read(5) // after it, before the next
@@ -272,7 +273,7 @@ func TestTurns(t *testing.T) {
 	require.ErrorIs(t, <-under, context.Canceled)
 	b.has(r, 5)
 	gate.Open()
-	require.NoError(t, b.Zero(t.Context(), WriteBack, b.mem, 0, page.Size))
+	require.NoError(t, b.In(t.Context(), WriteBack, in))
 	host := []byte{1}
 	require.NoError(t, b.Out(t.Context(), CPURead, []gpubackend.Copy{{Mem: b.mem, Host: host}}))
 	require.Zero(t, host[0])

@@ -112,6 +112,33 @@ func TestPiecesBeginTogether(t *testing.T) {
 	}
 }
 
+// TestTransfersOneAfterAnother: a transfer waits until the pieces of an earlier one of its class are done, up to
+// mostInTurn.
+func TestTransfersOneAfterAnother(t *testing.T) {
+	b := newBench(t, &schedule.Priority{Preemptive: true})
+	long := make([]gpubackend.Copy, mostInTurn/emulated.Granularity+4)
+	for i := range long {
+		long[i] = gpubackend.Copy{Mem: b.mem, Host: make([]byte, emulated.Granularity)}
+	}
+	gate := b.dev.Hold(faulty.CopyOut)
+	var all sync.WaitGroup
+	all.Go(func() { assert.NoError(t, b.Out(t.Context(), Acquire, long)) })
+	assert.Eventually(t, func() bool { return b.dev.Calls(faulty.CopyOut) == 2 }, patient, time.Millisecond)
+	outs := 0
+	all.Go(func() {
+		assert.NoError(t, b.In(t.Context(), Acquire, long[:1]))
+		outs = b.dev.Calls(faulty.CopyOut)
+	})
+	assert.Eventually(t, func() bool {
+		b.Device.mu.Lock()
+		defer b.Device.mu.Unlock()
+		return len(b.waits) == 1
+	}, patient, time.Millisecond)
+	gate.Open()
+	all.Wait()
+	require.GreaterOrEqual(t, outs, mostInTurn/emulated.Granularity-1)
+}
+
 // TestPiecesBecomeUrgent: later pieces are more urgent than the first, and none begins and then waits for the first.
 func TestPiecesBecomeUrgent(t *testing.T) {
 	b := newBench(t, &schedule.Priority{Preemptive: true})

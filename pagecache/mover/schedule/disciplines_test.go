@@ -133,3 +133,30 @@ func TestNamesOfDisciplines(t *testing.T) {
 	_, err := New("random", nil)
 	require.ErrorContains(t, err, "there are fcfs, priority")
 }
+
+// TestATransferKeepsItsPlace: later pieces of a transfer go before equals that arrived after the first piece, but not
+// before more urgent ones.
+func TestATransferKeepsItsPlace(t *testing.T) {
+	for _, name := range []string{"priority", "preemptive", "preemptive-exclusive", "shares"} {
+		d := discipline(t, name)
+		begins := func(ids ...ID) {
+			for _, id := range ids {
+				call := d.Next()
+				require.Len(t, call, 1, name)
+				require.Equal(t, id, call[0].ID, name)
+				d.End(call)
+			}
+			require.Empty(t, d.Next(), name)
+		}
+		arrives := func(id, after ID, c Class) {
+			d.Arrive(Request{ID: id, After: after, Class: c, Size: CallBytes, Own: true})
+		}
+		arrives(1, 0, Acquire)
+		begins(1)
+		arrives(2, 0, Acquire)
+		arrives(3, 0, CPURead)
+		arrives(4, 1, Acquire)
+		arrives(5, 1, Acquire)
+		begins(3, 4, 5, 2)
+	}
+}

@@ -36,6 +36,9 @@ type Request struct {
 	Size int64
 	// Tenant is the user on whose behalf the transfer is, 0 for nobody in particular.
 	Tenant uint32
+	// After is the first piece of a transfer of which this is a later one, or 0. Among equals, a piece goes where that one
+	// went, because a requester that goes on need not be woken.
+	After ID
 	// Own means that the requester makes the device's call itself. So the request shares its call with no other.
 	Own bool
 }

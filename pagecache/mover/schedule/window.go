@@ -59,13 +59,16 @@ func (w *window) above(c Class) bool {
 	return slices.ContainsFunc(w.classes[:c], func(n int) bool { return n > 0 })
 }
 
-// line has waiting requests by class, and then by arrival.
+// place is the ID by which a request is in line.
+func (x waiting) place() ID { return cmp.Or(x.After, x.ID) }
+
+// line has waiting requests by class, and then by arrival of their transfers.
 type line []waiting
 
 func (l *line) add(x waiting) {
 	at, _ := slices.BinarySearchFunc(*l, x, func(a,
 		b waiting) int {
-		return cmp.Or(cmp.Compare(a.Class, b.Class), cmp.Compare(a.ID, b.ID))
+		return cmp.Or(cmp.Compare(a.Class, b.Class), cmp.Compare(a.place(), b.place()), cmp.Compare(a.ID, b.ID))
 	})
 	*l = slices.Insert(*l, at, x)
 }
