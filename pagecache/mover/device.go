@@ -111,8 +111,8 @@ func (d *Device) Zero(ctx context.Context, class Class, mem gpubackend.Memory, o
 // mostInTurn is how many bytes of a transfer go before later transfers of its class.
 const mostInTurn = 16 << 20
 
-// inTurn makes calls that move so many bytes each, each when its turn has come. Two of them queue or are in progress at
-// a time, so that the most urgent transfer has all that may be in flight.
+// inTurn makes calls that move so many bytes each, each when its turn has come. As many of them queue or are in progress
+// at a time as there may be pieces in flight, so that the most urgent transfer can have all of these.
 func (d *Device) inTurn(ctx context.Context, class Class, way Way, sizes []int64, call func(i int) error) error {
 	var mu sync.Mutex
 	next, failed := 0, error(nil)
@@ -157,12 +157,12 @@ func (d *Device) inTurn(ctx context.Context, class Class, way Way, sizes []int64
 			}
 		}
 	}
-	var other sync.WaitGroup
-	if len(sizes) > 1 {
-		other.Go(work)
+	var others sync.WaitGroup
+	for range min(schedule.InFlight/schedule.CallBytes, len(sizes)) - 1 {
+		others.Go(work)
 	}
 	work()
-	other.Wait()
+	others.Wait()
 	return failed
 }
 

@@ -17,7 +17,7 @@
 //	  │
 //	  └─ctx ends──▶ not begun: the error is that of the context, and no byte has moved
 //
-// If the discipline asks for pieces, a transfer is made in several calls, each with its own turn. Two of them queue or
+// If the discipline asks for pieces, a transfer is made in several calls, each with its own turn. Some of them queue or
 // are under way at a time. The discipline may change meanwhile (SetOrder).
 //
 // After its turn, the transfer ends when the device's call ends. The context reaches that call, which may stop between

@@ -95,17 +95,18 @@ func TestPieces(t *testing.T) {
 // for another would take a part of what may be in flight, and move nothing.
 func TestPiecesBeginTogether(t *testing.T) {
 	b := newBench(t, &schedule.Priority{Preemptive: true})
-	list := make([]gpubackend.Copy, 3)
+	const together = schedule.InFlight / schedule.CallBytes
+	list := make([]gpubackend.Copy, together+1)
 	for i := range list {
 		list[i] = gpubackend.Copy{Mem: b.mem, Host: make([]byte, emulated.Granularity)}
 	}
 	gate := b.dev.Hold(faulty.CopyOut)
 	var all sync.WaitGroup
 	all.Go(func() { assert.NoError(t, b.Out(t.Context(), WriteBack, list)) })
-	assert.Eventually(t, func() bool { return b.dev.Calls(faulty.CopyOut) == 2 }, patient, time.Millisecond)
+	assert.Eventually(t, func() bool { return b.dev.Calls(faulty.CopyOut) == together }, patient, time.Millisecond)
 	gate.Open()
 	all.Wait()
-	require.Equal(t, 3, b.dev.Calls(faulty.CopyOut))
+	require.Equal(t, together+1, b.dev.Calls(faulty.CopyOut))
 	for i := range list {
 		require.Equal(t, list[0].Host, list[i].Host)
 		require.EqualValues(t, 5, list[i].Host[5*page.Size])
@@ -123,7 +124,9 @@ func TestTransfersOneAfterAnother(t *testing.T) {
 	gate := b.dev.Hold(faulty.CopyOut)
 	var all sync.WaitGroup
 	all.Go(func() { assert.NoError(t, b.Out(t.Context(), Acquire, long)) })
-	assert.Eventually(t, func() bool { return b.dev.Calls(faulty.CopyOut) == 2 }, patient, time.Millisecond)
+	assert.Eventually(t, func() bool {
+		return b.dev.Calls(faulty.CopyOut) == schedule.InFlight/schedule.CallBytes
+	}, patient, time.Millisecond)
 	outs := 0
 	all.Go(func() {
 		assert.NoError(t, b.In(t.Context(), Acquire, long[:1]))

@@ -9,8 +9,8 @@ import (
 // Shares is the Discipline that shares the bytes in flight among tenants (Tanasić, 5.2.4, following the prose:
 // Algorithm 1 as printed compares the tokens of the richest and the poorest, so it never serves a lone client).
 //
-// A tenant with requests has tokens: its part of InFlight by weight, minus its bytes in flight. Tenants with tokens
-// left go first. A tenant without tokens goes into debt if there is room that nobody else claims. Among equals, the
+// A tenant with requests has tokens: its part of InFlight by weight, minus its bytes in flight. Tenants with tokens for
+// their requests go first. A tenant without goes into debt if there is room that nobody else claims. Among equals, the
 // tenant that was served least for its weight is next; a tenant that pauses does not catch up later. Requests that
 // nobody waits for begin only if no tenant has a request that somebody waits for.
 type Shares struct {
@@ -111,7 +111,8 @@ func (s *Shares) Next() (call []Request) {
 		rank := [3]float64{-1, 0, float64(t.waits[i].ID)}
 		if !s.starves(t.waits[i]) {
 			i = 0
-			rank = [3]float64{number(t.waits[i].Class > Acquire), number(tokens <= 0), t.served}
+			x := t.waits[0]
+			rank = [3]float64{number(x.Class > Acquire), number(tokens < float64(x.Size)), t.served}
 		}
 		if next == nil || slices.Compare(rank[:], best[:]) < 0 {
 			next, at, best = t, i, rank

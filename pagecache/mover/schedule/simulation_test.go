@@ -28,7 +28,7 @@ type simClient struct {
 	// tenant is the client's number.
 	at      int
 	left    int64   // bytes not yet asked for
-	asked   int     // pieces asked for that have not ended: at most two, as in the mover
+	asked   int     // pieces asked for that have not ended: as many as fit in flight, as in the mover
 	wakes   float64 // when the next job begins
 	began   float64
 	runs    int     // how often it completed all jobs
@@ -85,8 +85,9 @@ func simulate(d Discipline, clients []*simClient, runs int) float64 {
 		if who >= 0 {
 			c := clients[who]
 			c.left, c.began = c.jobs[c.at].bytes, now
-			piece(who)
-			piece(who)
+			for range InFlight / CallBytes {
+				piece(who)
+			}
 			continue
 		}
 		u := fifo[0]
@@ -162,8 +163,8 @@ func TestSharesByWeight(t *testing.T) {
 	weights := []float64{1, 2, 5}
 	d := &Shares{Weight: func(tenant uint32) float64 { return weights[tenant] }}
 	clients := []*simClient{
-		{jobs: []job{{64 << 20, Acquire, 0}}}, {jobs: []job{{1 << 20, Acquire, 0}, {3 << 20, Acquire, 0}}},
-		{jobs: []job{{8 << 20, Acquire, 0}}},
+		{jobs: []job{{64 << 20, Acquire, 0}}}, {jobs: []job{{5 << 20, Acquire, 0}, {11 << 20, Acquire, 0}}},
+		{jobs: []job{{40 << 20, Acquire, 0}}},
 	}
 	simulate(d, clients, 20)
 	for i, c := range clients {
