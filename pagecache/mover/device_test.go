@@ -307,3 +307,25 @@ func TestIdleBut(t *testing.T) {
 	require.False(t, b.idleBut(1), "a Fill may begin a transfer at any time")
 	b.fills.Add(-1)
 }
+
+// TestReadersForIdleNeighbours: a Fill has more readers for relays only while their neighbours are idle.
+func TestReadersForIdleNeighbours(t *testing.T) {
+	own, neighbour := newBench(t, new(oneAtATime)), newBench(t, new(oneAtATime))
+	p := &Fill{Device: own.Device, Relays: []*Relay{{Device: neighbour.Device}, {Device: neighbour.Device}}}
+	readers := func() int {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.goroutinesLocked()
+	}
+	alone := goroutinesOf(1)
+	require.Equal(t, goroutinesWith(alone, 2), readers())
+	p.mu.Lock()
+	require.NotNil(t, p.takeRelayLocked())
+	p.mu.Unlock()
+	require.Equal(t, goroutinesWith(alone, 2), readers(), "a relay in use counts, too")
+	neighbour.fills.Add(1)
+	require.Equal(t, goroutinesWith(alone, 1), readers())
+	neighbour.fills.Add(-1)
+	p.Relays[0].broken = true
+	require.Equal(t, goroutinesWith(alone, 1), readers())
+}

@@ -49,8 +49,10 @@ func Readers() int { return min(max(2, readingCores()), MaxReaders) }
 // readingCores is how many cores may read from home. It leaves some to copies and to programs.
 func readingCores() int { return runtime.GOMAXPROCS(0) * 3 / 4 }
 
-// goroutines is how many goroutines work for the Fill, beside others of its device.
-func (p *Fill) goroutines() int { return goroutinesWith(goroutinesOf(p.Device.sharers()), p.beside) }
+// goroutinesLocked is how many goroutines work for the Fill, beside others of its device.
+func (p *Fill) goroutinesLocked() int {
+	return goroutinesWith(goroutinesOf(p.Device.sharers()), p.relaysLocked())
+}
 
 // goroutinesWith is how many goroutines work for a Fill with so many relays, of which own work for the own link: some
 // send, and the others read. If more in all read, they take turns on the cores, and what they read leaves a core's cache
@@ -111,10 +113,9 @@ type Fill struct {
 	warmth []atomic.Int32
 	// hold keeps home open for reads that outlast Run.
 	hold *hold
-	// workers is about how many goroutines read; beside is the number of Relays. Calls have at least leastCall bytes
-	// while there is more to read. Immutable once run began.
+	// workers is about how many goroutines read. Calls have at least leastCall bytes while there is more to read.
+	// Immutable once run began.
 	workers   int
-	beside    int
 	leastCall int64
 
 	slots chan struct{} // one for each buffer in use
@@ -209,14 +210,15 @@ func (p *Fill) alone() {
 // progress. The caller works, too, because waking goroutines takes time. Goroutines that wake up too late find nothing
 // to do, and run does not wait for them.
 func (p *Fill) run(called *Crew) {
-	p.beside = len(p.Relays)
-	n := min(p.goroutines(), len(p.Pieces))
+	p.mu.Lock()
+	n := min(p.goroutinesLocked(), len(p.Pieces))
+	p.mu.Unlock()
 	largest, total := int64(0), int64(0)
 	for i := range p.Pieces {
 		largest, total = max(largest, p.Pieces[i].bytes), total+p.Pieces[i].bytes
 	}
 	p.workers, p.leastCall = n, min(max(total/fewCalls, leastCall), mostLeastCall)
-	buffers := min(int64(buffered(n, p.beside))/largest, int64(len(p.Pieces)))
+	buffers := min(int64(buffered(n, len(p.Relays)))/largest, int64(len(p.Pieces)))
 	p.slots = make(chan struct{}, buffers)
 	p.idle = make(chan struct{})
 	if called == nil {
@@ -237,7 +239,7 @@ func (p *Fill) run(called *Crew) {
 	spinOn(p.idle)
 }
 
-// work reads and sends pieces until there are none. Workers come and go as goroutines says; the caller stays.
+// work reads and sends pieces until there are none. Workers come and go as goroutinesLocked says; the caller stays.
 func (p *Fill) work(stays bool) {
 	for {
 		p.slots <- struct{}{}
@@ -263,7 +265,7 @@ func (p *Fill) work(stays bool) {
 func (p *Fill) take(stays bool) (i int, x *Piece) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	most := p.goroutines()
+	most := p.goroutinesLocked()
 	if !stays && p.readers > most {
 		p.readers--
 		return 0, nil

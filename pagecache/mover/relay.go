@@ -91,6 +91,19 @@ func (p *Fill) in(copies []gpubackend.Copy, through *Relay) error {
 	return p.Device.In(p.ctx, p.Class, copies)
 }
 
+// relaysLocked is how many relays are in use, or could be: their neighbours are idle.
+func (p *Fill) relaysLocked() (n int) {
+	for _, used := range p.relaying {
+		n += used
+	}
+	for _, r := range p.Relays {
+		if !r.broken && p.isFree(r) {
+			n++
+		}
+	}
+	return n
+}
+
 // isFree reports whether nobody but this Fill uses the neighbour of r. mu is held.
 func (p *Fill) isFree(r *Relay) bool { return r.Device.idleBut(p.relaying[r.Device]) }
 
