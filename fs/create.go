@@ -26,7 +26,9 @@ func (fs *fileSystem) make(
 	if err := statx(dir, name, &st); err != nil {
 		return toStatus(err)
 	}
-	fs.fillEntry(out, fs.register(parent, name, &st), &st)
+	n := fs.register(parent, name, &st)
+	fs.noteHandle(n, dir, name)
+	fs.fillEntry(out, n, &st)
 	return fuse.OK
 }
 
@@ -92,7 +94,7 @@ func (fs *fileSystem) Create(_ <-chan struct{}, in *fuse.CreateIn, name string, 
 		return fuse.Status(errno)
 	}
 	defer fs.unhold(parent)
-	flags, direct := fs.backingFlags(in.Flags)
+	flags, direct := fs.creationFlags(in.Flags)
 	flags |= unix.O_CREAT | unix.O_EXCL | unix.O_NOFOLLOW
 	mode := creationMode(dir, in.Mode, in.Umask)
 
@@ -123,7 +125,7 @@ func (fs *fileSystem) Tmpfile(_ <-chan struct{}, in *fuse.CreateIn, out *fuse.Cr
 		return fuse.Status(errno)
 	}
 	defer fs.unhold(parent)
-	flags, direct := fs.backingFlags(in.Flags)
+	flags, direct := fs.creationFlags(in.Flags)
 	// O_EXCL would keep the file from ever getting a name. The kernel enforces that itself for the mount's inode.
 	flags |= unix.O_TMPFILE
 	mode := creationMode(dir, in.Mode, in.Umask)
@@ -149,6 +151,7 @@ func (fs *fileSystem) answerCreate(
 		return toStatus(err)
 	}
 	n := fs.register(parent, name, &st)
+	fs.noteHandle(n, fd, "")
 	if parent == nil {
 		if errno := fs.pinTo(n, fd); errno != 0 {
 			fs.unrefer(n, 1, 0)
@@ -157,6 +160,18 @@ func (fs *fileSystem) answerCreate(
 		}
 	}
 	n.content().witness.see(&st)
+	if fs.unseenOpens {
+		if errno := fs.keepCreated(n, fd); errno != 0 {
+			fs.unrefer(n, 1, 0)
+			return fuse.Status(errno)
+		}
+		if parent == nil {
+			fs.lastNameGone(n)
+		}
+		fs.fillEntry(&out.EntryOut, n, &st)
+		out.OpenFlags = fuse.FOPEN_KEEP_CACHE
+		return fuse.OK
+	}
 	of, errno := fs.newOpenFile(n, fd, &in.Caller, in.Flags, direct, false)
 	if errno != 0 {
 		fs.unrefer(n, 1, 0)

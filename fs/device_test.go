@@ -86,7 +86,7 @@ func mapReadOnlyOn(t *testing.T, cache *pagecache.Cache, n *notary, f *os.File, 
 
 func mapAs(t *testing.T, cache *pagecache.Cache, n *notary, f *os.File, r pagecache.MapRequest) window {
 	t.Helper()
-	require.NoError(t, ioctl(f, IoctlGrant, make([]byte, GrantSize)))
+	require.NoError(t, askGrant(f, make([]byte, GrantSize)))
 	m, err := cache.Map(context.Background(), n.last(), r)
 	require.NoError(t, err)
 	extents := m.Extents()

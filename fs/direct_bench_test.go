@@ -47,7 +47,7 @@ func BenchmarkColdFill(b *testing.B) {
 		}
 		f, err := os.Open(filepath.Join(s.mnt, "f"))
 		require.NoError(b, err)
-		require.NoError(b, ioctl(f, IoctlGrant, make([]byte, GrantSize)))
+		require.NoError(b, askGrant(f, make([]byte, GrantSize)))
 		m, err := cache.Map(context.Background(), n.last(), pagecache.MapRequest{Len: size, Lazy: true})
 		require.NoError(b, err)
 		require.NoError(b, f.Close())

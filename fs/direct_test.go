@@ -59,7 +59,7 @@ func TestColdFillLeavesThePageCacheAlone(t *testing.T) {
 	f, err := os.OpenFile(filepath.Join(s.mnt, "f"), os.O_RDWR, 0)
 	require.NoError(t, err)
 	defer f.Close()
-	require.NoError(t, ioctl(f, IoctlGrant, make([]byte, GrantSize)))
+	require.NoError(t, askGrant(f, make([]byte, GrantSize)))
 	m, err := cache.Map(context.Background(), n.last(), pagecache.MapRequest{Len: size})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, m.Unmap(context.Background())) }()

@@ -61,6 +61,14 @@ func (fs *fileSystem) backingFlags(flags uint32) (backing int, direct bool) {
 	return access | int(flags&(unix.O_NOATIME|unix.O_NONBLOCK)) | unix.O_LARGEFILE, false
 }
 
+// creationFlags is backingFlags for a new file. If the daemon does not see opens, all requests use this one.
+func (fs *fileSystem) creationFlags(flags uint32) (backing int, direct bool) {
+	if fs.unseenOpens {
+		flags = flags&^unix.O_ACCMODE | unix.O_RDWR
+	}
+	return fs.backingFlags(flags)
+}
+
 // Open implements fuse.RawFileSystem.
 func (fs *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	if fs.kernelOpens {
@@ -171,6 +179,9 @@ func awaitLeases(ctx context.Context, open func() (int, syscall.Errno)) (int, sy
 // tryOpenContent is openContent without waiting. flags have O_NONBLOCK, so it waits neither for leases nor, if the name
 // now leads to a fifo, for the fifo's other end.
 func (fs *fileSystem) tryOpenContent(n *node, flags int, adrift bool) (int, syscall.Errno) {
+	if fd, errno := fs.openHandle(n, flags); errno != syscall.ESTALE {
+		return fd, errno
+	}
 	for {
 		n.mu.Lock()
 		where := n.where
@@ -385,7 +396,7 @@ func (of *openFile) close() {
 
 // Flush implements fuse.RawFileSystem. It exists for backing filesystems that report errors at close.
 func (fs *fileSystem) Flush(_ <-chan struct{}, in *fuse.FlushIn) fuse.Status {
-	if !fs.remote {
+	if !fs.remote || fs.kernelOpens {
 		return fuse.ENOSYS // the kernel remembers this and sends no more FLUSH
 	}
 	of := fs.files.get(in.Fh)

@@ -15,6 +15,9 @@ const (
 	// IoctlGrant is GAIAFS_IOC_GRANT, _IOR('G', 0x01, 128 bytes). On a regular file it grants access to the file's
 	// pages on devices. On a directory it returns the socket and a token that is good for the mount's status only.
 	IoctlGrant = 0x80804701
+	// IoctlGrantShown is GAIAFS_IOC_GRANT_SHOWN, _IOWR('G', 0x02, 128 bytes). It is IoctlGrant for a program that shows
+	// its descriptor: the first four bytes of the argument are the number, little endian.
+	IoctlGrantShown = 0xc0804702
 	// GrantMagic is the first word of the answer: "gaia", little endian.
 	GrantMagic = 0x61696167
 	// GrantVersion is the version of the answer's layout.
@@ -78,7 +81,12 @@ func (fs *fileSystem) Ioctl(
 	}
 	switch in.Cmd {
 	case IoctlGrant:
-		return fs.grant(used, in.Caller.Uid, reply)
+		return fs.grant(used, &in.Caller, noneShown, reply)
+	case IoctlGrantShown:
+		if len(argument) != GrantSize {
+			return fuse.EINVAL
+		}
+		return fs.grant(used, &in.Caller, int32(binary.LittleEndian.Uint32(argument)), reply)
 	case unix.FS_IOC_GETFLAGS:
 		if len(reply) < 4 {
 			return fuse.EINVAL
@@ -159,8 +167,9 @@ func ioctlOn(fd int, request uint, argument []byte) syscall.Errno {
 	return errno
 }
 
-// grant answers IoctlGrant. For a directory, used has no file.
-func (fs *fileSystem) grant(used usedFile, uid uint32, reply []byte) fuse.Status {
+// grant answers IoctlGrant and IoctlGrantShown. For a directory, used has no file. descriptor is the number of the
+// caller's descriptor, or noneShown.
+func (fs *fileSystem) grant(used usedFile, who *fuse.Caller, descriptor int32, reply []byte) fuse.Status {
 	if fs.granter == nil {
 		return fuse.Status(syscall.ENOTTY)
 	}
@@ -171,17 +180,21 @@ func (fs *fileSystem) grant(used usedFile, uid uint32, reply []byte) fuse.Status
 	var err error
 	var flags uint16
 	if of := used.openFile; of != nil {
+		src, errno := fs.sourceFor(used, who, descriptor)
+		if errno != 0 {
+			return fuse.Status(errno)
+		}
 		if errno := fs.grantKept(used); errno != 0 {
 			return fuse.Status(errno)
 		}
 		if f := of.content.live(); f != nil { // the pin in SOURCE may have changed
 			f.SetPinning(fs.pinning(of.node))
 		}
-		g, err = fs.granter.Grant(of, uid)
+		g, err = fs.granter.Grant(src, who.Uid)
 		of.deviceOnly.Store(true)
 	} else {
 		flags = GrantForStatus
-		g, err = fs.granter.GrantStatus(uid)
+		g, err = fs.granter.GrantStatus(who.Uid)
 	}
 	if err != nil {
 		return toStatus(err)

@@ -12,6 +12,7 @@ import (
 
 var (
 	_ pagecache.Source        = (*openFile)(nil)
+	_ pagecache.Source        = shownFile{}
 	_ pagecache.HomeReader    = (*openFile)(nil)
 	_ pagecache.DirectReader  = (*home)(nil)
 	_ pagecache.MappedHome    = (*home)(nil)
@@ -89,8 +90,17 @@ type home struct {
 
 // WrittenFor implements pagecache.UserHome.
 func (h *home) WrittenFor(src pagecache.Source) {
-	if of, ok := src.(*openFile); ok && of.uid != h.fs.creator.uid {
-		h.ordinary.Store(uint64(of.uid) + 1)
+	var uid uint32
+	switch of := src.(type) {
+	case *openFile:
+		uid = of.uid
+	case shownFile:
+		uid = of.uid
+	default:
+		return
+	}
+	if uid != h.fs.creator.uid {
+		h.ordinary.Store(uint64(uid) + 1)
 	}
 }
 

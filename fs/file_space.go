@@ -13,10 +13,12 @@ import (
 // Fallocate implements fuse.RawFileSystem. The kernel passes on allocating, punching holes and zeroing. It refuses the
 // other modes itself.
 func (fs *fileSystem) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.Status {
-	of := fs.files.get(in.Fh)
-	if of == nil {
-		return fuse.EBADF
+	used, errno := fs.useFileToWrite(&in.InHeader, in.Fh)
+	if errno != 0 {
+		return fuse.Status(errno)
 	}
+	defer used.done()
+	of := used.openFile
 	if errno := fs.killSetIDFor(&in.Caller, of); errno != 0 {
 		return fuse.Status(errno)
 	}
@@ -67,7 +69,7 @@ func (fs *fileSystem) Lseek(cancel <-chan struct{}, in *fuse.LseekIn, out *fuse.
 	}
 	defer used.done()
 	of := used.openFile
-	if fs.writeBack && of.content.writers.Load() > 0 {
+	if fs.writeBack && fs.mayBeWritten(of.content) {
 		// The kernel asks without sending the writes that it has cached, and home would report a hole. No write is in
 		// flight: the program that asks holds the inode's lock.
 		var err error
@@ -100,10 +102,17 @@ const maxCopyHeld = 8 << 20
 
 // CopyFileRange implements fuse.RawFileSystem.
 func (fs *fileSystem) CopyFileRange(cancel <-chan struct{}, in *fuse.CopyFileRangeIn) (uint32, fuse.Status) {
-	src, dst := fs.files.get(in.FhIn), fs.files.get(in.FhOut)
-	if src == nil || dst == nil {
-		return 0, fuse.EBADF
+	src, errno := fs.useFile(&in.InHeader, in.FhIn)
+	if errno != 0 {
+		return 0, fuse.Status(errno)
 	}
+	defer src.done()
+	used, errno := fs.useFileOf(&in.InHeader, in.NodeIdOut, in.FhOut, true)
+	if errno != 0 {
+		return 0, fuse.Status(errno)
+	}
+	defer used.done()
+	dst := used.openFile
 	if errno := fs.killSetIDFor(&in.Caller, dst); errno != 0 {
 		return 0, fuse.Status(errno)
 	}

@@ -15,12 +15,14 @@ import (
 // it appends, and dirty pages of the kernel (WRITE_CACHE), from mappings or from the kernel's write-back cache. Dirty
 // pages always go to their place.
 func (fs *fileSystem) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
-	of := fs.files.get(in.Fh)
-	if of == nil {
-		return 0, fuse.EBADF
+	used, errno := fs.useFileToWrite(&in.InHeader, in.Fh)
+	if errno != 0 {
+		return 0, fuse.Status(errno)
 	}
+	defer used.done()
+	of := used.openFile
 	of.usedByCPU()
-	if of.appendOnly && in.WriteFlags&fuse.WRITE_CACHE != 0 {
+	if of.appendOnly && (in.WriteFlags&fuse.WRITE_CACHE != 0 || used.kept != nil && in.Flags&unix.O_APPEND == 0) {
 		return 0, fuse.EPERM
 	}
 	if in.WriteFlags&fuse.WRITE_KILL_SUIDGID != 0 {
@@ -37,7 +39,7 @@ func (fs *fileSystem) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byt
 		uid:       in.Caller.Uid,
 	}
 	if w.writeBack {
-		w.uid = of.content.storer(fs.creator.uid) // the request names no caller
+		w.uid = fs.storer(of) // the request names no caller
 	}
 	// With write-back caching, the kernel has placed the bytes, even if it sends them one by one.
 	w.appends = in.Flags&unix.O_APPEND != 0 && !w.writeBack && !fs.writeBack

@@ -44,6 +44,10 @@ type fileSystem struct {
 	// case.
 	kernelOpens bool
 	mountpoint  string
+	// unseenOpens says that the kernel opens files itself and that programs may write: any file may be open for writing.
+	unseenOpens bool
+	// device is the mount's device number, major:minor, as a string, once it is known.
+	device atomic.Value
 	// remote says that SOURCE's filesystem may have a server: closing a file may return an error, and attributes that
 	// the kernel has cached may be old.
 	remote      bool
@@ -142,13 +146,18 @@ func newFileSystem(o *Options) (*fileSystem, error) {
 	fs.root.fd = fd
 	fs.root.users = 1 // never closed
 	fs.remote = mayBeRemote(fd)
-	fs.ahead = newAhead(fs)
 	fs.passes.Store(o.Passthrough)
 	if o.KernelOpens {
-		fs.kernelOpens = true
+		fs.kernelOpens, fs.unseenOpens = true, !o.ReadOnly
 		fs.kept.limit = max(fs.descriptors.limit/8/shardCount, 1)
 	}
-	fs.watchTree(o)
+	if err := fs.watchTree(o); err != nil {
+		unix.Close(fs.root.fd)
+		unix.Close(fs.procDir)
+		fs.strict.close()
+		return nil, err
+	}
+	fs.ahead = newAhead(fs)
 	fs.events = newEvents(o.Events, fs.root.key, fd, o.Log, fs.noticed)
 	return fs, nil
 }
@@ -173,6 +182,9 @@ func (fs *fileSystem) close() {
 			n.fd = -1
 		}
 		n.mu.Unlock()
+	}
+	if fs.tree != nil {
+		unix.Close(fs.tree.root) // now that no file is opened by its handle
 	}
 	unix.Close(fs.procDir)
 	fs.strict.close()

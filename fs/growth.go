@@ -16,7 +16,7 @@ func (fs *fileSystem) beforeWrite(cancel <-chan struct{}, in *fuse.InHeader) {
 		return
 	}
 	n := fs.node(in.NodeId)
-	if n == nil || n.data.Load() == nil || n.content().writers.Load() == 0 {
+	if n == nil || n.data.Load() == nil || !fs.mayBeWritten(n.content()) {
 		return
 	}
 	f := n.content().live()
@@ -32,10 +32,13 @@ func (fs *fileSystem) beforeWrite(cancel <-chan struct{}, in *fuse.InHeader) {
 	}
 }
 
+// mayBeWritten reports whether a program may have the file open for writing.
+func (fs *fileSystem) mayBeWritten(c *content) bool { return fs.unseenOpens || c.writers.Load() > 0 }
+
 // SendFrom implements pagecache.GrowingPages.
 func (k kernelPages) SendFrom(off int64) error {
 	n := k.fs.table.byInode(k.key)
-	if n == nil || !k.fs.writeBack || n.content().writers.Load() == 0 {
+	if n == nil || !k.fs.writeBack || !k.fs.mayBeWritten(n.content()) {
 		return nil
 	}
 	return k.fs.invalidate(n, off&^(page.Size-1), -1)

@@ -29,6 +29,16 @@ func ioctl(f *os.File, request uint, arg []byte) error {
 	return nil
 }
 
+// askGrant asks for a grant as client libraries do: it shows the descriptor if the daemon wants to see it.
+func askGrant(f *os.File, reply []byte) error {
+	err := ioctl(f, IoctlGrant, reply)
+	if err != unix.EBADFD {
+		return err
+	}
+	binary.LittleEndian.PutUint32(reply, uint32(f.Fd()))
+	return ioctl(f, IoctlGrantShown, reply)
+}
+
 // notary grants every request and keeps the last Source.
 type notary struct {
 	mu     sync.Mutex

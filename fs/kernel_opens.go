@@ -12,16 +12,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// With Options.KernelOpens, the kernel opens files and directories of a read-only mount itself. The first OPEN and the
-// first OPENDIR are answered with ENOSYS, and the kernel does not ask again. It checks permissions as always, and keeps
-// the pages of files and the entries of directories from one open to the next.
+// With Options.KernelOpens, the kernel opens files and directories itself. The first OPEN and the first OPENDIR are
+// answered with ENOSYS, and the kernel does not ask again. It checks permissions as always, and keeps the pages of files
+// and the entries of directories from one open to the next.
 //
-// So the daemon does not know what is open, and requests name no handle. They use an open of the daemon's own. All
-// requests of a file share it, and it is closed when it was idle for a while. A change in SOURCE cannot be found at an
-// open. The kernel learns of it from an event (tree.go), or when it asks for attributes again (freshen).
+// So the daemon does not know what is open, and requests name no handle. They use an open of the daemon's own: one for
+// reading, and one for reading and writing. All requests of a file share these, and they are closed when they were idle
+// for a while. A change in SOURCE cannot be found at an open. The kernel learns of it from an event (tree.go), or when
+// it asks for attributes again (freshen).
 //
-// The mount may be made writable later, by mount(8) with -o remount,rw. Every change is still refused (read_only.go).
-// But then the kernel allows opens for writing by users who may not read the file, so no more grants are given.
+// After ENOSYS, the kernel sends no RELEASE either, not even for an open that CREATE made. So CREATE answers with handle
+// 0, and leaves its descriptor here.
+//
+// On a writable mount (fileSystem.unseenOpens), any program may have any file open, mapped and stored into until FORGET:
+//
+//   - A file that loses its last name through the mount keeps its descriptor until FORGET (unlinked.go).
+//   - A file that is renamed in SOURCE is found by its file handle (handles.go).
+//   - Whoever asks for a grant shows a descriptor (showing.go).
+//
+// A read-only mount may be made writable later, by mount(8) with -o remount,rw. Every change is still refused
+// (read_only.go). But then the kernel allows opens for writing by users who may not read the file, so no more grants are
+// given.
 
 // keptFor is the interval at which idle opens are closed. An idle open lasts one or two intervals.
 const keptFor = time.Second
@@ -37,8 +48,14 @@ type keptOpens struct {
 
 type keptShard struct {
 	mu   sync.Mutex
-	m    map[*node]*keptOpen // protected by mu
-	idle int                 // opens in m without users; protected by mu
+	m    map[keptKey]*keptOpen // protected by mu
+	idle int                   // opens in m without users; protected by mu
+}
+
+// keptKey names an open: of a node, for reading or for reading and writing.
+type keptKey struct {
+	n     *node
+	write bool
 }
 
 // keptOpen is the daemon's open of a file or of a directory.
@@ -59,12 +76,12 @@ func (k *keptOpen) close() {
 
 func (o *keptOpens) shard(n *node) *keptShard { return &o.shards[uint64(n.id)%shardCount] }
 
-// get returns the open of n, and calls open if there is none. The open stays until done is called. Two concurrent
+// get returns the open of key, and calls open if there is none. The open stays until done is called. Two concurrent
 // callers may both call open.
-func (o *keptOpens) get(n *node, open func() (*keptOpen, syscall.Errno)) (*keptOpen, syscall.Errno) {
-	s := o.shard(n)
+func (o *keptOpens) get(key keptKey, open func() (*keptOpen, syscall.Errno)) (*keptOpen, syscall.Errno) {
+	s := o.shard(key.n)
 	s.mu.Lock()
-	k := s.useLocked(n)
+	k := s.useLocked(key)
 	s.mu.Unlock()
 	if k != nil {
 		return k, 0
@@ -74,16 +91,16 @@ func (o *keptOpens) get(n *node, open func() (*keptOpen, syscall.Errno)) (*keptO
 		return nil, errno
 	}
 	s.mu.Lock()
-	if k = s.useLocked(n); k == nil {
+	if k = s.useLocked(key); k == nil {
 		if s.m == nil {
-			s.m = make(map[*node]*keptOpen)
+			s.m = make(map[keptKey]*keptOpen)
 		}
 		k, fresh.users, fresh.recent = fresh, 1, true
-		s.m[n] = k
+		s.m[key] = k
 	}
 	var surplus []*keptOpen
 	if s.idle > o.limit {
-		surplus = s.takeLocked(func(*keptOpen) bool { return true })
+		surplus = s.takeLocked(func(keptKey, *keptOpen) bool { return true })
 	}
 	s.mu.Unlock()
 	if k != fresh {
@@ -95,8 +112,8 @@ func (o *keptOpens) get(n *node, open func() (*keptOpen, syscall.Errno)) (*keptO
 	return k, 0
 }
 
-func (s *keptShard) useLocked(n *node) *keptOpen {
-	k := s.m[n]
+func (s *keptShard) useLocked(key keptKey) *keptOpen {
+	k := s.m[key]
 	if k == nil {
 		return nil
 	}
@@ -108,10 +125,10 @@ func (s *keptShard) useLocked(n *node) *keptOpen {
 }
 
 // takeLocked removes and returns the idle opens that which accepts.
-func (s *keptShard) takeLocked(which func(*keptOpen) bool) (taken []*keptOpen) {
-	for n, k := range s.m {
-		if k.users == 0 && which(k) {
-			delete(s.m, n)
+func (s *keptShard) takeLocked(which func(keptKey, *keptOpen) bool) (taken []*keptOpen) {
+	for key, k := range s.m {
+		if k.users == 0 && which(key, k) {
+			delete(s.m, key)
 			s.idle--
 			taken = append(taken, k)
 		}
@@ -134,7 +151,7 @@ func (o *keptOpens) closeIdle() {
 	for i := range o.shards {
 		s := &o.shards[i]
 		s.mu.Lock()
-		old := s.takeLocked(func(k *keptOpen) bool {
+		old := s.takeLocked(func(_ keptKey, k *keptOpen) bool {
 			was := k.recent
 			k.recent = false
 			return !was
@@ -143,6 +160,24 @@ func (o *keptOpens) closeIdle() {
 		for _, k := range old {
 			k.close()
 		}
+	}
+}
+
+// forget closes the idle opens of n, which the kernel has forgotten.
+func (o *keptOpens) forget(n *node) {
+	s := o.shard(n)
+	s.mu.Lock()
+	var idle []*keptOpen
+	for _, write := range []bool{false, true} {
+		if k := s.m[keptKey{n, write}]; k != nil && k.users == 0 {
+			delete(s.m, keptKey{n, write})
+			s.idle--
+			idle = append(idle, k)
+		}
+	}
+	s.mu.Unlock()
+	for _, k := range idle {
+		k.close()
 	}
 }
 
@@ -165,13 +200,17 @@ func (o *keptOpens) descriptorsOf(n *node) (fds []int) {
 	s := o.shard(n)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if k := s.m[n]; k != nil {
-		if k.file != nil {
-			return []int{k.file.fd}
+	for _, write := range []bool{false, true} {
+		k := s.m[keptKey{n, write}]
+		switch {
+		case k == nil:
+		case k.file != nil:
+			fds = append(fds, k.file.fd)
+		default:
+			fds = append(fds, k.dir.fd)
 		}
-		return []int{k.dir.fd}
 	}
-	return nil
+	return fds
 }
 
 // run closes idle opens until ctx ends.
@@ -207,11 +246,11 @@ type usedFile struct {
 }
 
 // keptNode returns the node of a request without a handle. The node must be of the given kind.
-func (fs *fileSystem) keptNode(header *fuse.InHeader, kind uint32) (*node, syscall.Errno) {
+func (fs *fileSystem) keptNode(id uint64, kind uint32) (*node, syscall.Errno) {
 	if !fs.kernelOpens {
 		return nil, syscall.EBADF
 	}
-	n := fs.node(header.NodeId)
+	n := fs.node(id)
 	if n == nil {
 		return nil, syscall.ESTALE
 	}
@@ -221,34 +260,41 @@ func (fs *fileSystem) keptNode(header *fuse.InHeader, kind uint32) (*node, sysca
 	return n, 0
 }
 
-// useFile returns the file of a request. It stays open until done is called.
+// useFile returns the file of a request that reads. It stays open until done is called.
 func (fs *fileSystem) useFile(header *fuse.InHeader, handle uint64) (usedFile, syscall.Errno) {
+	return fs.useFileOf(header, header.NodeId, handle, false)
+}
+
+// useFileToWrite is useFile for a request that changes bytes. The kernel has checked that the program's open can write.
+func (fs *fileSystem) useFileToWrite(header *fuse.InHeader, handle uint64) (usedFile, syscall.Errno) {
+	return fs.useFileOf(header, header.NodeId, handle, true)
+}
+
+// useFileOf returns the file of a request on the node id.
+func (fs *fileSystem) useFileOf(header *fuse.InHeader, id, handle uint64, write bool) (usedFile, syscall.Errno) {
 	if of := fs.files.get(handle); of != nil {
 		return usedFile{openFile: of}, 0
 	}
-	n, errno := fs.keptNode(header, unix.S_IFREG)
+	n, errno := fs.keptNode(id, unix.S_IFREG)
 	if errno != 0 {
 		return usedFile{}, errno
 	}
 	ctx := newRequest(nil, &header.Caller)
 	defer ctx.end()
-	return fs.useKept(ctx, n, 0)
+	return fs.useKept(ctx, keptKey{n, write}, 0)
 }
 
-// useKept returns the daemon's own open of n, which stays open until done is called. The kernel may have pages of n
-// locked for the caller, so it does not wait for the kernel to drop any. It waits for leases as openContent does,
+// useKept returns the daemon's own open of key, which stays open until done is called. The kernel may have pages of the
+// file locked for the caller, so it does not wait for the kernel to drop any. It waits for leases as openContent does,
 // unless flags are O_NONBLOCK.
-func (fs *fileSystem) useKept(ctx context.Context, n *node, flags int) (usedFile, syscall.Errno) {
-	k, errno := fs.kept.get(n, func() (*keptOpen, syscall.Errno) {
-		flags := flags | unix.O_RDONLY | unix.O_LARGEFILE
-		fd, errno := fs.openContent(ctx, n, flags, false)
-		if errno == syscall.ESTALE {
-			fd, errno = fs.openContent(ctx, n, flags, true) // the name is gone, but programs may have the file open
-		}
+func (fs *fileSystem) useKept(ctx context.Context, key keptKey, flags int) (usedFile, syscall.Errno) {
+	n := key.n
+	k, errno := fs.kept.get(key, func() (*keptOpen, syscall.Errno) {
+		fd, appendOnly, errno := fs.openKept(ctx, key, flags)
 		if errno != 0 {
 			return nil, errno
 		}
-		of, errno := fs.newKeptFile(n, fd)
+		of, errno := fs.newKeptFile(n, fd, appendOnly)
 		if errno != 0 {
 			return nil, errno
 		}
@@ -263,9 +309,33 @@ func (fs *fileSystem) useKept(ctx context.Context, n *node, flags int) (usedFile
 	return usedFile{k.file, keptUse{k, &fs.kept, n}}, 0
 }
 
-// newKeptFile makes an openFile for useKept. It takes over fd, also if it fails.
-func (fs *fileSystem) newKeptFile(n *node, fd int) (*openFile, syscall.Errno) {
-	of := &openFile{fs: fs, node: n, content: n.content(), fd: fd, uid: fs.creator.uid, flags: unix.O_RDONLY}
+// openKept opens the file of key for useKept. appendOnly reports that the file allows only appending.
+func (fs *fileSystem) openKept(ctx context.Context, key keptKey, flags int) (fd int, appendOnly bool, _ syscall.Errno) {
+	open := func(flags int) (int, syscall.Errno) {
+		fd, errno := fs.openContent(ctx, key.n, flags, false)
+		if errno == syscall.ESTALE {
+			fd, errno = fs.openContent(ctx, key.n, flags, true) // the name is gone, but programs may have the file open
+		}
+		return fd, errno
+	}
+	flags |= unix.O_LARGEFILE
+	if !key.write {
+		fd, errno := open(flags | unix.O_RDONLY)
+		return fd, false, errno
+	}
+	fd, errno := open(flags | unix.O_RDWR)
+	if errno == syscall.EPERM {
+		fd, errno = open(flags | unix.O_RDWR | unix.O_APPEND)
+		return fd, true, errno
+	}
+	return fd, false, errno
+}
+
+// newKeptFile makes an openFile for useKept. It takes over fd, also if it fails. The openFile does not count as a
+// writer: who writes is not known (content.writable).
+func (fs *fileSystem) newKeptFile(n *node, fd int, appendOnly bool) (*openFile, syscall.Errno) {
+	of := &openFile{fs: fs, node: n, content: n.content(), fd: fd, uid: fs.creator.uid, flags: unix.O_RDONLY,
+		appendOnly: appendOnly}
 	if errno := fs.enter(of); errno != 0 {
 		unix.Close(fd)
 		return nil, errno
@@ -275,13 +345,28 @@ func (fs *fileSystem) newKeptFile(n *node, fd int) (*openFile, syscall.Errno) {
 	return of, 0
 }
 
-// grantKept keeps u open for grantedFor after the request, so that a grant can be used. It returns EROFS if the mount
-// was made writable.
+// keepCreated keeps fd, which is open for reading and writing on the new file n, for the requests of its creator.
+// It takes over fd.
+func (fs *fileSystem) keepCreated(n *node, fd int) syscall.Errno {
+	of, errno := fs.newKeptFile(n, fd, false)
+	if errno != 0 {
+		return errno
+	}
+	k, _ := fs.kept.get(keptKey{n, true}, func() (*keptOpen, syscall.Errno) { return &keptOpen{file: of}, 0 })
+	if k.file != of {
+		of.close() // of an earlier file that cannot be told from n
+	}
+	fs.kept.done(n, k)
+	return 0
+}
+
+// grantKept keeps u open for grantedFor after the request, so that a grant can be used. It returns EROFS if a read-only
+// mount was made writable.
 func (fs *fileSystem) grantKept(u usedFile) syscall.Errno {
 	if u.kept == nil {
 		return 0
 	}
-	if m, err := mountOf(fs.mountpoint); err != nil || m.Type != Type || m.writable {
+	if m, err := mountOf(fs.mountpoint); fs.readOnly && (err != nil || m.Type != Type || m.writable) {
 		return syscall.EROFS
 	}
 	s := fs.kept.shard(u.node)
@@ -303,11 +388,11 @@ func (fs *fileSystem) useDir(header *fuse.InHeader, handle uint64) (usedDir, sys
 	if d := fs.dirs.get(handle); d != nil {
 		return usedDir{openDir: d}, 0
 	}
-	n, errno := fs.keptNode(header, unix.S_IFDIR)
+	n, errno := fs.keptNode(header.NodeId, unix.S_IFDIR)
 	if errno != 0 {
 		return usedDir{}, errno
 	}
-	k, errno := fs.kept.get(n, func() (*keptOpen, syscall.Errno) {
+	k, errno := fs.kept.get(keptKey{n: n}, func() (*keptOpen, syscall.Errno) {
 		d, err := fs.openDirectory(n, unix.O_RDONLY|unix.O_DIRECTORY)
 		if err != nil {
 			return nil, toErrno(err)
@@ -348,7 +433,7 @@ func (fs *fileSystem) freshen(cancel <-chan struct{}, who *fuse.Caller, n *node,
 	if c == nil {
 		return
 	}
-	c.witness.see(st)
+	fs.compare(n, c, st)
 	if changes := c.witness.changes.Load(); c.dropped.Load() != changes {
 		ctx := newRequest(cancel, who)
 		defer ctx.end()
@@ -357,6 +442,23 @@ func (fs *fileSystem) freshen(cancel <-chan struct{}, who *fuse.Caller, n *node,
 		case <-ctx.Done():
 		}
 	}
+}
+
+// compare notices a change in SOURCE. st are the attributes of n, or were until a moment ago. On a writable mount they
+// may be from before a write that has ended since, so before they count as changed, they are asked for again. It may be
+// called with names locked.
+func (fs *fileSystem) compare(n *node, c *content, st *unix.Statx_t) {
+	if fs.unseenOpens {
+		if c.witness.agrees(st) {
+			return
+		}
+		if fd, errno := fs.openHandle(n, unix.O_PATH); errno == 0 {
+			defer unix.Close(fd)
+			_, _ = c.witness.look(fd)
+			return
+		}
+	}
+	c.witness.see(st)
 }
 
 // dropChanged makes devices look at home, and the kernel drop its pages of n, after the given number of changes in

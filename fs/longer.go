@@ -123,7 +123,10 @@ func (fs *fileSystem) openOf(n *node, c *content) *openFile {
 	if !fs.kernelOpens {
 		return nil
 	}
-	used, errno := fs.useKept(context.Background(), n, unix.O_NONBLOCK)
+	if fs.unseenOpens && n.handle.Load() == nil {
+		return nil // a name would be needed, and the caller may have names locked
+	}
+	used, errno := fs.useKept(context.Background(), keptKey{n: n}, unix.O_NONBLOCK)
 	if errno != 0 {
 		return nil
 	}

@@ -158,10 +158,11 @@ func writeBack(o *Options) { o.WriteBack = true }
 
 func passThrough(o *Options) { o.Passthrough = true }
 
-// everyMode runs a test with each way of writing, including passthrough.
+// everyMode runs a test with each way of writing, including passthrough, and with opens that the daemon does not see.
 func everyMode(t *testing.T, test func(t *testing.T, s *scene)) {
 	t.Helper()
 	bothModes(t, test)
+	unseenModes(t, test)
 	t.Run("passthrough", func(t *testing.T) {
 		s := mount(t, passThrough)
 		if !s.Passthrough() {
@@ -170,6 +171,20 @@ func everyMode(t *testing.T, test func(t *testing.T, s *scene)) {
 		test(t, s)
 	})
 }
+
+// unseenModes runs a test on writable mounts whose files the kernel opens, with and without its write-back cache.
+func unseenModes(t *testing.T, test func(t *testing.T, s *scene)) {
+	t.Helper()
+	for name, write := range map[string]bool{"kernel opens": false, "kernel opens, write-back": true} {
+		t.Run(name, func(t *testing.T) {
+			requireRoot(t)
+			test(t, mount(t, unseenOpens, func(o *Options) { o.WriteBack = write }))
+		})
+	}
+}
+
+// unseenOpens lets the kernel open the files of a writable mount.
+func unseenOpens(o *Options) { o.KernelOpens = true }
 
 // bothModes runs a test with and without the kernel's write-back cache.
 func bothModes(t *testing.T, test func(t *testing.T, s *scene)) {

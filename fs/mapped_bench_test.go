@@ -80,7 +80,7 @@ func BenchmarkMappedWriteBack(b *testing.B) {
 					f.Close()
 					f, err = os.OpenFile(path, os.O_RDWR, 0)
 					require.NoError(b, err)
-					require.NoError(b, ioctl(f, IoctlGrant, make([]byte, GrantSize)))
+					require.NoError(b, askGrant(f, make([]byte, GrantSize)))
 				}
 				acquire := func() {}
 				if mapped {

@@ -67,6 +67,9 @@ type node struct {
 
 	slot int // place in descriptors.ring, -1 if not there; protected by descriptors.mu
 
+	// handle is the type (4) and bytes of a file handle, see handles.go; nil if there is none.
+	handle atomic.Pointer[string]
+
 	strict atomic.Uint32 // how much stricter than our mount the mounts are on which the node was found
 
 	lookups uint64 // the kernel's references; protected by the table's shard
@@ -96,7 +99,7 @@ type content struct {
 	noticing atomic.Bool
 	// telling is held while the kernel is told a size that it did not know.
 	telling sync.Mutex
-	// writers is the number of opens that can write. At 0 the kernel has no dirty page: closing and unmapping write
+	// writers is the number of opens that can write, if the daemon sees all opens (fileSystem.mayBeWritten). At 0 the kernel has no dirty page: closing and unmapping write
 	// them home.
 	writers atomic.Int32
 	// ordinary is 1 more than the id of a user, other than the daemon's user, who has the file open for writing. It is
@@ -120,9 +123,24 @@ type content struct {
 	opened atomic.Pointer[openFile]
 }
 
-// storer returns the user whose right to space counts for stores into the kernel's pages, whose author is unknown. If
-// several users have the file open for writing, it is not the daemon's user, so that nobody else gets the space that is
-// reserved for that user.
+// nobody is a user without rights.
+const nobody = 65534
+
+// storer returns the user whose right to space counts for stores into the kernel's pages of of, whose author is
+// unknown. If several users may have the file open for writing, it is not the daemon's user, so that nobody else gets
+// the space that is reserved for that user.
+func (fs *fileSystem) storer(of *openFile) uint32 {
+	if !fs.unseenOpens {
+		return of.content.storer(fs.creator.uid)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(of.fd, &st); err != nil || st.Uid == fs.creator.uid && st.Mode&(unix.S_IWGRP|unix.S_IWOTH) != 0 {
+		return nobody // with an ACL, the bits of the group are its mask
+	}
+	return st.Uid
+}
+
+// storer is fileSystem.storer if the daemon sees all opens.
 func (c *content) storer(daemon uint32) uint32 {
 	if u := c.ordinary.Load(); u != 0 {
 		return uint32(u - 1)
@@ -237,8 +255,8 @@ func (fs *fileSystem) openNamed(n *node, where locator, parent, flags int) (fd i
 	return fd, false, errno
 }
 
-// followOpen gives n a descriptor from a program's open of it, after its name went away directly in SOURCE. It reports
-// whether there is such an open. It looks at every open file, but that happens once for each file.
+// followOpen gives n a descriptor from a program's open of it or by its handle, after its name went away directly in
+// SOURCE. It reports whether that worked. It looks at every open file, but that happens once for each file.
 func (fs *fileSystem) followOpen(n *node) bool {
 	for _, fd := range fs.opensOf(n) {
 		// The open may end now, and its number be reused. The check here finds that, as openVerified would.
@@ -261,7 +279,7 @@ func (fs *fileSystem) followOpen(n *node) bool {
 		n.mu.Unlock()
 		return true
 	}
-	return false
+	return fs.followHandle(n)
 }
 
 // opensOf returns the descriptors of the opens of n.
@@ -334,8 +352,13 @@ func (fs *fileSystem) openVerified(n *node, dir int, name string, flags int) (in
 // openat opens name relative to dir, with O_CLOEXEC. If descriptors have run out, it closes idle ones of nodes and
 // tries again.
 func (fs *fileSystem) openat(dir int, name string, flags int, mode uint32) (int, error) {
+	return fs.opened(func() (int, error) { return unix.Openat(dir, name, flags|unix.O_CLOEXEC, mode) })
+}
+
+// opened calls open, which opens a descriptor, as openat says.
+func (fs *fileSystem) opened(open func() (int, error)) (int, error) {
 	for tries := 0; ; {
-		fd, err := unix.Openat(dir, name, flags|unix.O_CLOEXEC, mode)
+		fd, err := open()
 		switch {
 		case err == nil:
 			return fd, nil

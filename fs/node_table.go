@@ -67,15 +67,15 @@ type nodeTable struct {
 	// placing is held while the locator of a directory changes, so that no directory is ever found below itself.
 	placing sync.Mutex
 
-	shards [shardCount]struct {
-		sync.Mutex
-		byKey map[inodeKey]*node
-	}
+	shards [shardCount]keyShard
 }
 
-type keyShard = struct {
+type keyShard struct {
 	sync.Mutex
-	byKey map[inodeKey]*node
+	byKey map[inodeKey]*node // protected by Mutex
+	// former counts the nodes of removed inodes that the kernel has not forgotten and whose number another node of byKey
+	// had since. Protected by Mutex.
+	former map[inodeKey]int
 }
 
 func (t *nodeTable) shard(k inodeKey) *keyShard { return &t.shards[(k.ino^k.dev)%shardCount] }
@@ -112,7 +112,10 @@ func (t *nodeTable) refer(who identity, made func(*node)) *node {
 		n = &node{id: nodeID(t.lastID.Add(1)), identity: who, fd: -1, slot: -1}
 		made(n)
 		if s.byKey == nil {
-			s.byKey = make(map[inodeKey]*node)
+			s.byKey, s.former = make(map[inodeKey]*node), make(map[inodeKey]int)
+		}
+		if s.byKey[who.key] != nil {
+			s.former[who.key]++
 		}
 		s.byKey[who.key] = n
 		t.byID.put(uint64(n.id), n)
@@ -134,8 +137,18 @@ func (t *nodeTable) adjust(n *node, lookups uint64, kids int) (gone bool) {
 	t.byID.take(uint64(n.id))
 	if s.byKey[n.key] == n {
 		delete(s.byKey, n.key)
+	} else if s.former[n.key]--; s.former[n.key] == 0 {
+		delete(s.former, n.key)
 	}
 	return true
+}
+
+// shared reports whether the kernel may know several inodes by the number k.
+func (t *nodeTable) shared(k inodeKey) bool {
+	s := t.shard(k)
+	s.Lock()
+	defer s.Unlock()
+	return s.former[k] > 0
 }
 
 // register notes that the kernel looked up the inode that st describes as name in parent, and returns its node.
@@ -229,6 +242,12 @@ func (fs *fileSystem) drop(n *node) (parent *node) {
 		defer fs.removed.stay(true)
 	}
 	fs.leaveCache(n)
+	if fs.unseenOpens {
+		fs.kept.forget(n)
+		if n.isRemoved() {
+			defer fs.noteFreed()
+		}
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.dropped = true

@@ -23,7 +23,7 @@ func (s *scene) homeOf(t *testing.T, n *notary, path string) pagecache.ParallelW
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = f.Close() })
-	require.NoError(t, ioctl(f, IoctlGrant, make([]byte, GrantSize)))
+	require.NoError(t, askGrant(f, make([]byte, GrantSize)))
 	h, err := n.last().OpenHome(true)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = h.Close() })

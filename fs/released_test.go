@@ -202,7 +202,7 @@ func TestEvictedBytesComeHome(t *testing.T) {
 	defer big.Close()
 	require.NoError(t, big.Truncate(all))
 	for off := int64(0); off < all; off += 8 << 20 {
-		require.NoError(t, ioctl(big, IoctlGrant, make([]byte, GrantSize)))
+		require.NoError(t, askGrant(big, make([]byte, GrantSize)))
 		m, err := cache.Map(context.Background(), n.last(), pagecache.MapRequest{Off: off, Len: 8 << 20})
 		require.NoError(t, err)
 		defer func() { assert.NoError(t, m.Unmap(context.Background())) }()

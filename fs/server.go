@@ -30,9 +30,10 @@ type Options struct {
 	ReadOnly   bool
 	// Restrict has options of mount(8), nosuid, nodev and noexec, that apply in addition to those of Source's mount.
 	Restrict []string
-	// KernelOpens lets the kernel open files and directories of a read-only mount without asking. If changes in Source
-	// are reported (root, a local filesystem), the kernel may also keep names and attributes for a minute, and a change
-	// shows at once. Otherwise it shows after AttrTimeout. Files do not pass through.
+	// KernelOpens lets the kernel open files and directories without asking. If changes in Source are reported (root, a
+	// local filesystem), the kernel may also keep names and attributes for a minute, and a change shows at once.
+	// Otherwise Mount returns NoEvents for a writable mount, and on a read-only mount a change shows after AttrTimeout.
+	// Files do not pass through.
 	KernelOpens bool
 	// WriteBack lets the kernel cache writes before it sends them.
 	WriteBack bool
@@ -110,6 +111,9 @@ func Mount(o Options) (*Server, error) {
 	}
 	unix.Umask(0) // the caller's umask counts, see credentials.go
 	fs, err := newFileSystem(&o)
+	if none := (*NoEvents)(nil); errors.As(err, &none) {
+		return nil, none
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%s cannot be opened: %w", o.Source, err)
 	}
@@ -153,6 +157,7 @@ func Mount(o Options) (*Server, error) {
 	s.tune()
 	if m, err := mountOf(o.Mountpoint); err == nil {
 		s.device = m.Device
+		fs.device.Store(m.Device)
 	}
 	s.watchPlace(o.Detached)
 	var g *guard
@@ -252,7 +257,7 @@ func mountOptions(o *Options) *fuse.MountOptions {
 		m.DisabledCapabilities = fuse.CAP_PASSTHROUGH
 	}
 	if o.KernelOpens {
-		// The kernel would truncate files by itself if the mount were made writable.
+		// The kernel would truncate files by itself, as it sends no OPEN.
 		m.ExtraCapabilities &^= fuse.CAP_ATOMIC_O_TRUNC
 	}
 	if o.WriteBack {
@@ -310,7 +315,7 @@ func (s *Server) Device() string { return s.device }
 
 // Events returns the kind of events in force: EventsAll, EventsFanotify, EventsInotify or EventsOff.
 func (s *Server) Events() string {
-	if t := s.fs.tree; t != nil && !s.fs.kernelOpens && t.alive.Load() {
+	if t := s.fs.tree; t != nil && (!s.fs.kernelOpens || s.fs.unseenOpens) && t.alive.Load() {
 		return EventsAll
 	}
 	return s.fs.events.kind

@@ -23,7 +23,8 @@ func (fs *fileSystem) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *f
 		return fuse.Status(syscall.ESTALE)
 	}
 	var of *openFile
-	if handle, ok := in.GetFh(); ok {
+	handle, hasHandle := in.GetFh()
+	if hasHandle {
 		of = fs.files.get(handle)
 	}
 	fd, errno := fs.hold(n)
@@ -46,7 +47,7 @@ func (fs *fileSystem) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *f
 				return fuse.Status(errno)
 			}
 			defer unix.Close(sizer.fd)
-			sizer.named = true
+			sizer.named = !fs.unseenOpens || !hasHandle && in.Size != 0 // opens with O_TRUNC come here, too
 		}
 	}
 	touch := beginTouch(n, fd)

@@ -102,7 +102,7 @@ func useLargest(t *testing.T, s *scene, cache *pagecache.Cache, n *notary, size 
 	require.NoError(t, f.Truncate(size))
 	last := (size - 1) &^ (page.Size - 1) // the last page
 	punch := math.MaxInt64 - last         // to the largest offset that the filesystem accepts
-	require.NoError(t, ioctl(f, IoctlGrant, make([]byte, GrantSize)))
+	require.NoError(t, askGrant(f, make([]byte, GrantSize)))
 	if _, err := cache.Map(t.Context(), n.last(), pagecache.MapRequest{Off: last,
 		Len: size - last}); size == math.MaxInt64 {
 		// The end of such an extent, 2^63, does not fit into an offset.

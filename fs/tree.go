@@ -3,6 +3,7 @@ package fs
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"iter"
 	"os"
 	"sync/atomic"
@@ -70,7 +71,11 @@ func (t *tree) narrow(c treeChange) (_ treeChange, ok bool) {
 		}
 		names = 0
 	}
-	return treeChange{mask: names, handle: c.handle, name: c.name}, true
+	foreign := uint64(0)
+	if t.fs.unseenOpens && !c.own && c.name == "" {
+		foreign = c.mask & unix.FAN_MODIFY
+	}
+	return treeChange{mask: names | foreign, handle: c.handle, name: c.name}, true
 }
 
 // openTree watches SOURCE's filesystem. It needs root, and a filesystem with file handles.
@@ -105,18 +110,37 @@ func openTree(fs *fileSystem) (*tree, error) {
 
 // watchTree watches SOURCE's filesystem if that was asked for and is possible. With passthrough on a writable mount it
 // is not: writes past the daemon look like foreign changes.
-func (fs *fileSystem) watchTree(o *Options) {
+// A writable mount whose files the kernel opens cannot do without.
+func (fs *fileSystem) watchTree(o *Options) error {
 	asked := o.KernelOpens || o.Events == EventsAll && (o.ReadOnly || !o.Passthrough)
 	if !asked || o.unwatched {
-		return
+		return nil
 	}
 	t, err := openTree(fs)
-	if err != nil {
+	switch {
+	case err == nil:
+		fs.tree = t
+	case fs.unseenOpens:
+		return &NoEvents{err}
+	default:
 		o.Log.Info("no events report changes in SOURCE: the kernel sees them when it asks again", "error", err)
-		return
 	}
-	fs.tree = t
+	return nil
 }
+
+// NoEvents is the error of Mount if the kernel is to open the files of a writable mount itself, and no events report
+// what happens in Source.
+type NoEvents struct{ err error }
+
+// Error implements error.
+func (e *NoEvents) Error() string {
+	return fmt.Sprintf("the kernel can open the files of a writable mount only if events report all changes in SOURCE, "+
+		"and there are none (%v): mount as root, with SOURCE on a local filesystem that has file handles, or mount "+
+		"read-only, or let the daemon open the files", e.err)
+}
+
+// Unwrap returns why there are no events.
+func (e *NoEvents) Unwrap() error { return e.err }
 
 // tryHandles opens a directory by its handle, to see that this works. plain reports whether inodeIn understands the
 // filesystem's handles.
@@ -148,7 +172,7 @@ func inodeIn(kind int32, handle string) (ino uint64, ok bool) {
 	return uint64(binary.NativeEndian.Uint32([]byte(handle))), true
 }
 
-// close stops watching and waits for the goroutine. t may be nil.
+// close stops watching and waits for the goroutine. root stays open. t may be nil.
 func (t *tree) close() {
 	if t == nil {
 		return
@@ -157,7 +181,6 @@ func (t *tree) close() {
 	t.alive.Store(false)
 	t.file.Close()
 	<-t.ended
-	unix.Close(t.root)
 }
 
 // again is a change that the kernel is told of a second time.
@@ -199,6 +222,7 @@ func (t *tree) run() {
 		now := time.Now()
 		for c := range seen {
 			if t.tell(c) && len(later) < mostAgain {
+				c.mask &^= unix.FAN_MODIFY // only attributes may be on their way
 				later = append(later, again{now.Add(againAfter), c})
 			}
 		}
@@ -222,6 +246,11 @@ func (t *tree) tell(c treeChange) bool {
 		t.fs.dropName(n, c.name)
 		return true
 	}
+	if c.mask&unix.FAN_MODIFY != 0 { // attributes may not show it, if the mount changes the file too
+		if content := n.data.Load(); content != nil {
+			content.witness.told.Store(true)
+		}
+	}
 	t.fs.refresh(n)
 	return true
 }
@@ -244,7 +273,7 @@ func (fs *fileSystem) refresh(n *node) {
 	if errno := fs.stat(n, &st); errno != 0 {
 		return // removed: only programs that have it open can see the kernel's pages
 	}
-	c.witness.see(&st)
+	fs.compare(n, c, &st)
 	if changes := c.witness.changes.Load(); c.dropped.Load() != changes {
 		fs.dropChanged(n, changes)
 	}

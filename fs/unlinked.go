@@ -135,10 +135,19 @@ func (n *node) opens() int32 {
 }
 
 // lastNameGone is called after n lost its last name through the mount.
+//
+// If the daemon does not see opens, programs may have n open until the kernel forgets it.
 func (fs *fileSystem) lastNameGone(n *node) {
 	n.mu.Lock()
+	before := n.removed
 	n.removed = true
 	n.mu.Unlock()
+	if fs.unseenOpens {
+		if !before {
+			fs.unlinked.Add(1)
+		}
+		return
+	}
 	if n.opens() > 0 {
 		fs.unlinked.Add(1)
 		n.content().unlinked.Store(true)
@@ -158,6 +167,11 @@ func (fs *fileSystem) lastOpenGone(n *node) {
 		return
 	}
 	fs.keepRemoved(n)
+	fs.noteFreed()
+}
+
+// noteFreed is called when a file without a name is not open any more.
+func (fs *fileSystem) noteFreed() {
 	fs.unlinked.Add(-1)
 	select {
 	case fs.freed <- struct{}{}:
@@ -236,7 +250,7 @@ func (d *descriptors) some(from, most int) ([]*node, int) {
 
 // Removed implements pagecache.RemovableHome.
 func (h *home) Removed() bool {
-	if n := h.fs.table.byInode(h.key); n != nil && n.opens() > 0 {
+	if n := h.fs.table.byInode(h.key); n != nil && (h.fs.unseenOpens || n.opens() > 0) {
 		return false
 	}
 	var st unix.Stat_t

@@ -105,6 +105,13 @@ func (w *witness) compareLocked(now attributes) {
 	w.known, w.last = true, now
 }
 
+// agrees reports whether st is what is known of the file, or nothing is to be learnt from st.
+func (w *witness) agrees(st *unix.Statx_t) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.inFlight > 0 || !w.told.Load() && w.known && w.last == attributesOf(st)
+}
+
 // see is look for a caller that has just asked for the attributes.
 func (w *witness) see(st *unix.Statx_t) {
 	w.mu.Lock()

@@ -33,14 +33,14 @@ var usersPlants = []plant{
 	{
 		name: "device stores go home with the daemon's right to reserved space",
 		file: "fs/file_source.go",
-		old:  "h.ordinary.Store(uint64(of.uid) + 1)",
-		new:  "_ = of",
+		old:  "h.ordinary.Store(uint64(uid) + 1)",
+		new:  "_ = uid",
 		nets: []net{{pkg: "fs", run: "TestBlocksForRootAreNotForDevices"}},
 	},
 	{
 		name: "the kernel's dirty pages go home with the daemon's right to reserved space",
 		file: "fs/file_write.go",
-		old:  "w.uid = of.content.storer(fs.creator.uid) // the request names no caller",
+		old:  "w.uid = fs.storer(of) // the request names no caller",
 		new:  "w.uid = fs.creator.uid",
 		nets: []net{{pkg: "fs", run: "TestBlocksForRootAreForRoot"}},
 	},

@@ -1,0 +1,89 @@
+package fs
+
+import (
+	"encoding/binary"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// If the kernel opens files itself on a writable mount, programs may write files that the daemon has not opened. If
+// such a file is renamed in SOURCE, its node's locator leads nowhere. So there the daemon remembers a file handle of
+// each regular file (name_to_handle_at(2)), and opens files by it. That also needs no lock of a directory's names.
+//
+// A handle leads to the file as long as the file has a name or an open. Other filesystems mounted below SOURCE have no
+// handles here; their files are opened by name.
+
+// maxHandle is MAX_HANDLE_SZ of name_to_handle_at(2), in bytes.
+const maxHandle = 128
+
+// noteHandle remembers the handle of n, which is name in the directory dir, or dir itself if name is empty. If SOURCE
+// has another file there by now, openHandle finds that out.
+func (fs *fileSystem) noteHandle(n *node, dir int, name string) {
+	if !fs.unseenOpens || !n.isRegular() || fs.mayHang(n) || n.handle.Load() != nil {
+		return
+	}
+	var h struct {
+		bytes uint32
+		kind  int32
+		data  [maxHandle]byte
+	}
+	h.bytes = maxHandle
+	path, err := unix.BytePtrFromString(name)
+	if err != nil {
+		return
+	}
+	flags := uintptr(0)
+	if name == "" {
+		flags = unix.AT_EMPTY_PATH
+	}
+	var mount int32
+	// The kernel reads path and writes h and mount, and keeps no pointer.
+	_, _, errno := unix.Syscall6(unix.SYS_NAME_TO_HANDLE_AT, uintptr(dir), uintptr(unsafe.Pointer(path)),
+		uintptr(unsafe.Pointer(&h)), uintptr(unsafe.Pointer(&mount)), flags, 0)
+	if errno != 0 || h.bytes > maxHandle {
+		return
+	}
+	handle := string(binary.NativeEndian.AppendUint32(nil, uint32(h.kind))) + string(h.data[:h.bytes])
+	n.handle.Store(&handle)
+}
+
+// openHandle opens n by its handle. It returns ESTALE if n has none, or if it leads to no file or to another one.
+func (fs *fileSystem) openHandle(n *node, flags int) (int, syscall.Errno) {
+	handle := n.handle.Load()
+	if handle == nil || fs.tree == nil {
+		return -1, syscall.ESTALE
+	}
+	kind, data := int32(binary.NativeEndian.Uint32([]byte(*handle))), []byte((*handle)[4:])
+	fd, err := fs.opened(func() (int, error) {
+		return unix.OpenByHandleAt(fs.tree.root, unix.NewFileHandle(kind, data), flags|unix.O_CLOEXEC)
+	})
+	if err != nil {
+		return -1, toErrno(err)
+	}
+	var st unix.Statx_t
+	if err := peek(fd, "", &st); err != nil || !n.is(identify(&st)) {
+		unix.Close(fd)
+		n.handle.Store(nil) // of another file that had the name
+		return -1, syscall.ESTALE
+	}
+	return fd, 0
+}
+
+// followHandle gives n a descriptor by its handle, after its name went away directly in SOURCE, and reports whether
+// that worked.
+func (fs *fileSystem) followHandle(n *node) bool {
+	fd, errno := fs.openHandle(n, unix.O_PATH)
+	if errno != 0 {
+		return false
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.fd >= 0 || n.dropped {
+		unix.Close(fd)
+	} else {
+		fs.adoptLocked(n, fd)
+	}
+	return true
+}
