@@ -14,12 +14,13 @@ import (
 	"github.com/gaiafs/gaiafs/bench/rows"
 )
 
-// Read-only mounts of a data set of small files.
+// Mounts of a data set of small files.
 const (
-	placeKernelOpens = "--kernel-opens"
-	placeReadOnly    = "--read-only"
-	smallReaders     = 4
-	smallSize        = 20 << 10
+	placeKernelOpens   = "--kernel-opens"
+	placeReadOnly      = "--read-only"
+	placeWritableOpens = "writable --kernel-opens"
+	smallReaders       = 4
+	smallSize          = 20 << 10
 )
 
 // smallRows read a data set of many small files, as data loaders do: several readers, each reading one file after
@@ -39,6 +40,7 @@ func smallRows(_ context.Context, s *session) ([]rows.Row, error) {
 	}{
 		{placeKernelOpens, []string{"--read-only", "--kernel-opens"}},
 		{placeReadOnly, []string{"--read-only", "--passthrough=off"}},
+		{placeWritableOpens, []string{"--kernel-opens"}},
 		{placeGaiafs, nil},
 		{placeBacking, nil},
 	} {

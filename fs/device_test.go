@@ -136,15 +136,41 @@ func (w window) release(t *testing.T, n int64) {
 func bothModesWithDevices(t *testing.T, test func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary),
 	change ...func(*Options)) {
 	t.Helper()
-	for _, mode := range []struct {
-		name   string
-		change func(*Options)
-	}{{"write-through", func(*Options) {}}, {"write-back", writeBack}} {
+	runDeviceModes(t, deviceModes()[:2], test, change)
+}
+
+// everyModeWithDevices runs a test on mounts with one device, with all ways of writing.
+func everyModeWithDevices(t *testing.T, test func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary),
+	change ...func(*Options)) {
+	t.Helper()
+	runDeviceModes(t, deviceModes(), test, change)
+}
+
+func runDeviceModes(t *testing.T, modes []deviceMode,
+	test func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary), change []func(*Options)) {
+	t.Helper()
+	for _, mode := range modes {
 		t.Run(mode.name, func(t *testing.T) {
 			s, cache, n := mountWithDevices(t, 1, append(change, mode.change)...)
 			test(t, s, cache, n)
 		})
 	}
+}
+
+// deviceMode is a way of writing.
+type deviceMode struct {
+	name   string
+	change func(*Options)
+}
+
+// deviceModes returns the ways of writing with and without the kernel's write-back cache and, for root, with opens that
+// the daemon does not see.
+func deviceModes() []deviceMode {
+	modes := []deviceMode{{"write-through", func(*Options) {}}, {"write-back", writeBack}}
+	if os.Geteuid() == 0 {
+		modes = append(modes, deviceMode{"kernel opens", unseenOpens})
+	}
+	return modes
 }
 
 func (w window) close(t *testing.T) {
@@ -153,10 +179,7 @@ func (w window) close(t *testing.T) {
 }
 
 func TestDeviceAndProgramsShareAFile(t *testing.T) {
-	for _, mode := range []struct {
-		name   string
-		change func(*Options)
-	}{{"write-through", func(*Options) {}}, {"write-back", writeBack}} {
+	for _, mode := range deviceModes() {
 		t.Run(mode.name, func(t *testing.T) {
 			ctx := context.Background()
 			s, cache, n := mountWithDevices(t, 1, mode.change)
@@ -205,10 +228,7 @@ func TestDeviceAndProgramsShareAFile(t *testing.T) {
 // TestNoStaleReadsWhileDevicesRelease makes two devices write between the slots of the programs, in the same pages, and
 // release. No program may read old bytes, and no byte may be lost.
 func TestNoStaleReadsWhileDevicesRelease(t *testing.T) {
-	for _, mode := range []struct {
-		name   string
-		change func(*Options)
-	}{{"write-through", func(*Options) {}}, {"write-back", writeBack}} {
+	for _, mode := range deviceModes() {
 		t.Run(mode.name, func(t *testing.T) {
 			ctx := context.Background()
 			s, cache, n := mountWithDevices(t, 2, mode.change)

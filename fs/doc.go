@@ -31,8 +31,9 @@
 // If no device can use written bytes, the kernel reads, writes and maps the backing files itself (passthrough.go),
 // without the daemon.
 //
-// A read-only mount may let the kernel open files without asking (kernel_opens.go). Then, or on request, tree.go
-// reports changes in SOURCE.
+// A mount may let the kernel open files without asking (kernel_opens.go). If programs may write there, files are found
+// by their handles (handles.go), and programs show their descriptors before devices may map their files (showing.go).
+// Then, or on request, tree.go reports changes in SOURCE.
 //
 // When programs read small files one after the other, the host reads the next files ahead (ahead.go).
 //

@@ -154,6 +154,7 @@ func (fs *fileSystem) setFlags(n *node, fd int, who *fuse.Caller, argument []byt
 		return nil
 	})
 	if err == nil {
+		fs.kept.drop(keptKey{n, true}) // what may be written was decided when it was opened
 		// The kernel has cached the old ctime. Without an offset, the notification waits for no page.
 		fs.notify.InodeNotify(uint64(n.id), -1, 0)
 	}

@@ -65,7 +65,7 @@ func init() {
 func TestDeviceStoresInsideAFileThatGrew(t *testing.T) {
 	for name, grow := range growths {
 		t.Run(name, func(t *testing.T) {
-			bothModesWithDevices(t, func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary) {
+			everyModeWithDevices(t, func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary) {
 				for _, size := range []int64{0, 100, page.Size} {
 					path := filepath.Join(s.mnt, "f")
 					f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0644)

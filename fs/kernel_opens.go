@@ -63,6 +63,8 @@ type keptOpen struct {
 	file   *openFile // immutable, as is dir; exactly one of them is set
 	dir    *openDir
 	users  int  // protected by keptShard.mu
+	grants int  // users that are grants; protected by keptShard.mu
+	closed bool // out of its shard in spite of its users, which are grants; protected by keptShard.mu
 	recent bool // used since opens were last closed; protected by keptShard.mu
 }
 
@@ -140,7 +142,7 @@ func (s *keptShard) takeLocked(which func(keptKey, *keptOpen) bool) (taken []*ke
 func (o *keptOpens) done(n *node, k *keptOpen) {
 	s := o.shard(n)
 	s.mu.Lock()
-	if k.users--; k.users == 0 {
+	if k.users--; k.users == 0 && !k.closed {
 		s.idle++
 	}
 	s.mu.Unlock()
@@ -163,22 +165,28 @@ func (o *keptOpens) closeIdle() {
 	}
 }
 
-// forget closes the idle opens of n, which the kernel has forgotten.
+// forget closes the opens of n that no request uses. Grants for them are void then.
 func (o *keptOpens) forget(n *node) {
-	s := o.shard(n)
+	o.drop(keptKey{n, false})
+	o.drop(keptKey{n, true})
+}
+
+// drop is forget for one open.
+func (o *keptOpens) drop(key keptKey) {
+	s := o.shard(key.n)
 	s.mu.Lock()
-	var idle []*keptOpen
-	for _, write := range []bool{false, true} {
-		if k := s.m[keptKey{n, write}]; k != nil && k.users == 0 {
-			delete(s.m, keptKey{n, write})
-			s.idle--
-			idle = append(idle, k)
-		}
+	k := s.m[key]
+	if k == nil || k.users > k.grants {
+		s.mu.Unlock()
+		return
 	}
+	delete(s.m, key)
+	if k.users == 0 {
+		s.idle--
+	}
+	k.closed = true
 	s.mu.Unlock()
-	for _, k := range idle {
-		k.close()
-	}
+	k.close()
 }
 
 // closeAll closes all opens, also those with a grant. No request may be under way.
@@ -340,7 +348,9 @@ func (fs *fileSystem) newKeptFile(n *node, fd int, appendOnly bool) (*openFile, 
 		unix.Close(fd)
 		return nil, errno
 	}
-	of.content.opens.Add(1)
+	if of.content.opens.Add(1) == 1 {
+		of.content.complained.Store(false)
+	}
 	of.content.opened.Store(of)
 	return of, 0
 }
@@ -372,8 +382,14 @@ func (fs *fileSystem) grantKept(u usedFile) syscall.Errno {
 	s := fs.kept.shard(u.node)
 	s.mu.Lock()
 	u.kept.users++
+	u.kept.grants++
 	s.mu.Unlock()
-	time.AfterFunc(grantedFor, u.done)
+	time.AfterFunc(grantedFor, func() {
+		s.mu.Lock()
+		u.kept.grants--
+		s.mu.Unlock()
+		u.done()
+	})
 	return 0
 }
 

@@ -65,44 +65,58 @@ func (fs *fileSystem) sourceFor(used usedFile, who *fuse.Caller, descriptor int3
 // accessShown returns the access mode of a descriptor of who. EBADF means that it is not an open of n, ESRCH that the
 // daemon cannot see who.
 func (fs *fileSystem) accessShown(n *node, who *fuse.Caller, descriptor int32) (uint32, syscall.Errno) {
-	if who.Pid == 0 {
-		return 0, syscall.ESRCH // in a PID namespace that is not below the daemon's
-	}
-	fs.touching.RLock()
-	defer fs.touching.RUnlock()
-	process, number := "/proc/"+strconv.FormatUint(uint64(who.Pid), 10), strconv.Itoa(int(descriptor))
-	pin, err := fs.openat(unix.AT_FDCWD, process+"/fd/"+number, unix.O_PATH, 0)
-	switch {
-	case err == syscall.ENOENT && unix.Access(process+"/fd", unix.F_OK) == nil:
-		return 0, syscall.EBADF
-	case err != nil:
-		return 0, syscall.ESRCH
-	}
-	// Closing an O_PATH descriptor waits for nothing, unless it is the last use of a detached mount.
-	defer fs.background.Go(func() { unix.Close(pin) })
-	var st unix.Statx_t
-	if err := peek(pin, "", &st); err != nil || st.Mask&unix.STATX_MNT_ID == 0 {
-		return 0, syscall.EOPNOTSUPP
-	}
-	device := fmt.Sprintf("%d:%d", st.Dev_major, st.Dev_minor)
-	if ours, _ := fs.device.Load().(string); ours == "" || device != ours {
-		return 0, syscall.EBADF
-	}
+	// Before and after: a node that shares n's number may be forgotten, or made, meanwhile.
 	if errno := fs.unmistakable(n, who); errno != 0 {
 		return 0, errno
 	}
-	info, err := os.ReadFile(process + "/fdinfo/" + number)
-	if err != nil {
-		return 0, syscall.EBADF
-	}
-	open, ok := parseShown(string(info))
-	if !ok {
-		return 0, syscall.EOPNOTSUPP
-	}
-	if open.mount != st.Mnt_id || open.ino != fs.inodeNumber(n.key) || open.flags&unix.O_PATH != 0 {
+	open, errno := fs.lookShown(who, descriptor)
+	switch {
+	case errno != 0:
+		return 0, errno
+	case open.ino != fs.inodeNumber(n.key) || open.flags&unix.O_PATH != 0:
 		return 0, syscall.EBADF
 	}
 	return open.flags & unix.O_ACCMODE, fs.unmistakable(n, who)
+}
+
+// lookShown returns what /proc says of a descriptor of who, which is open on this mount.
+func (fs *fileSystem) lookShown(who *fuse.Caller, descriptor int32) (open shownOpen, _ syscall.Errno) {
+	if who.Pid == 0 {
+		return open, syscall.ESRCH // in a PID namespace that is not below the daemon's
+	}
+	process, number := "/proc/"+strconv.FormatUint(uint64(who.Pid), 10), strconv.Itoa(int(descriptor))
+	fs.touching.RLock()
+	pin, err := unix.Open(process+"/fd/"+number, unix.O_PATH|unix.O_CLOEXEC, 0)
+	defer fs.background.Go(func() { // closing it waits for nothing, unless it is the last use of a detached mount
+		unix.Close(pin)
+		fs.touching.RUnlock()
+	})
+	switch {
+	case err == syscall.ENOENT && unix.Access(process+"/fd", unix.F_OK) == nil:
+		return open, syscall.EBADF
+	case err != nil:
+		return open, syscall.ESRCH
+	}
+	var st unix.Statx_t
+	if err := peek(pin, "", &st); err != nil || st.Mask&unix.STATX_MNT_ID == 0 {
+		return open, syscall.EPROTONOSUPPORT
+	}
+	device := fmt.Sprintf("%d:%d", st.Dev_major, st.Dev_minor)
+	if ours, _ := fs.device.Load().(string); ours == "" || device != ours {
+		return open, syscall.EBADF
+	}
+	info, err := os.ReadFile(process + "/fdinfo/" + number)
+	if err != nil {
+		return open, syscall.EBADF
+	}
+	open, ok := parseShown(string(info))
+	switch {
+	case !ok:
+		return open, syscall.EPROTONOSUPPORT
+	case open.mount != st.Mnt_id:
+		return open, syscall.EBADF
+	}
+	return open, 0
 }
 
 // unmistakable returns an error if another inode may show the same number as n and who is not root.

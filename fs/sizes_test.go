@@ -21,7 +21,7 @@ import (
 // TestSparseFilesAfterADeviceWroteIntoAHole asks where data is right after a release, as programs that copy sparse
 // files do.
 func TestSparseFilesAfterADeviceWroteIntoAHole(t *testing.T) {
-	bothModesWithDevices(t, func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary) {
+	everyModeWithDevices(t, func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary) {
 		const size, at = 2 << 20, 1 << 20
 		written := bytes.Repeat([]byte("gpu!"), 1024)
 		for i, copied := range []string{"", "cp --sparse=auto f c", "tar -Scf t f; mkdir d; tar -xSf t -C d; cp d/f c",
@@ -87,7 +87,7 @@ func TestFilesOfTheLargestSize(t *testing.T) {
 		size int64
 	}{{"tmpfs", math.MaxInt64}, {"xfs", math.MaxInt64}, {"ext4", 16<<40 - page.Size}} {
 		t.Run(kind.name, func(t *testing.T) {
-			bothModesWithDevices(t, func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary) {
+			everyModeWithDevices(t, func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary) {
 				useLargest(t, s, cache, n, kind.size)
 			}, sourceOn(t, kind.name, 512<<20))
 		})
@@ -202,10 +202,13 @@ func TestPagesSentBeforeTheFileWasCut(t *testing.T) {
 		_, err = g.WriteString("new")
 		require.NoError(t, err)
 		require.NoError(t, g.Sync())
-		all := s.fs.files.all()
+		in := fuse.WriteIn{InHeader: fuse.InHeader{NodeId: s.nodeOf(t, path)}, WriteFlags: fuse.WRITE_CACHE}
+		if all := s.fs.files.all(); len(all) > 0 {
+			in.Fh = all[len(all)-1].handle
+		}
 		sent := func(off int64) {
-			n, status := s.fs.Write(nil, &fuse.WriteIn{Fh: all[len(all)-1].handle, WriteFlags: fuse.WRITE_CACHE,
-				Offset: uint64(off)}, bytes.Repeat([]byte("b"), page.Size))
+			in.Offset = uint64(off)
+			n, status := s.fs.Write(nil, &in, bytes.Repeat([]byte("b"), page.Size))
 			require.Equal(t, fuse.OK, status)
 			require.EqualValues(t, page.Size, n)
 		}

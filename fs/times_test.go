@@ -19,7 +19,7 @@ const clockStep = 20 * time.Millisecond
 // TestReleaseIsTheMomentOfModification follows a file's mtime through releases, collects, and programs' changes in
 // between.
 func TestReleaseIsTheMomentOfModification(t *testing.T) {
-	bothModesWithDevices(t, func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary) {
+	everyModeWithDevices(t, func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary) {
 		const size = 64 << 10
 		path, home := filepath.Join(s.mnt, "f"), filepath.Join(s.source, "f")
 		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0644)
@@ -106,7 +106,7 @@ func TestReleaseIsTheMomentOfModification(t *testing.T) {
 
 // TestReleaseMovesTheTimeOfAFileWithoutName does this with an open file that was removed.
 func TestReleaseMovesTheTimeOfAFileWithoutName(t *testing.T) {
-	bothModesWithDevices(t, func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary) {
+	everyModeWithDevices(t, func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary) {
 		f, err := os.OpenFile(filepath.Join(s.mnt, "f"), os.O_CREATE|os.O_RDWR, 0644)
 		require.NoError(t, err)
 		defer f.Close()

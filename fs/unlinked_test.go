@@ -23,7 +23,7 @@ func TestSpaceOfRemovedFilesIsFreeAtOnce(t *testing.T) {
 			"rename over": func(path string) error { return os.Rename(path+".empty", path) },
 		} {
 			t.Run(kind+", "+name, func(t *testing.T) {
-				bothModesWithDevices(t, func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary) {
+				everyModeWithDevices(t, func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary) {
 					for round := range 40 {
 						path := filepath.Join(s.mnt, "f")
 						require.NoError(t, os.WriteFile(path+".empty", nil, 0644))
@@ -145,7 +145,7 @@ func TestRemovedInSourceIsLetGo(t *testing.T) {
 
 // TestRemovedWhileInUse removes, through the mount, a file that a device maps and a file that is open.
 func TestRemovedWhileInUse(t *testing.T) {
-	bothModesWithDevices(t, func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary) {
+	everyModeWithDevices(t, func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary) {
 		path := filepath.Join(s.mnt, "f")
 		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0644)
 		require.NoError(t, err)

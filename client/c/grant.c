@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #define IOC_GRANT _IOR('G', 0x01, uint8_t[GAIAFS_GRANT_SIZE])
+#define IOC_GRANT_SHOWN _IOWR('G', 0x02, uint8_t[GAIAFS_GRANT_SIZE])
 
 int gaiafs_grant_patience = 30;
 
@@ -34,6 +35,22 @@ struct asked {
 	uint8_t answer[GAIAFS_GRANT_SIZE];
 };
 
+/*
+ * ask_mount makes the ioctl and returns 0 or its errno. If the kernel opens the files of the mount, the daemon does not
+ * know how fd was opened. Then it answers EBADFD, and the program shows it the descriptor.
+ */
+static int ask_mount(int fd, uint8_t *answer)
+{
+	if (ioctl(fd, IOC_GRANT, answer) == 0)
+		return 0;
+	if (errno != EBADFD)
+		return errno;
+	memset(answer, 0, GAIAFS_GRANT_SIZE);
+	for (int i = 0; i < 4; i++)
+		answer[i] = (uint8_t)((unsigned)fd >> 8 * i);
+	return ioctl(fd, IOC_GRANT_SHOWN, answer) != 0 ? errno : 0;
+}
+
 static void disown(struct asked *a)
 {
 	if (atomic_fetch_sub(&a->owners, 1) == 1) {
@@ -47,7 +64,7 @@ static void *ask(void *argument)
 	const struct itimerspec now = { .it_value.tv_nsec = 1 };
 	struct asked *a = argument;
 
-	a->err = ioctl(a->fd, IOC_GRANT, a->answer) != 0 ? errno : 0;
+	a->err = ask_mount(a->fd, a->answer);
 	atomic_store(&a->done, true);
 	(void)timerfd_settime(a->timer, 0, &now, NULL);
 	disown(a);
@@ -152,7 +169,7 @@ static int ask_patiently(int fd, uint8_t *answer, struct gaiafs_fail *f)
 	a->timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC);
 	if (a->timer < 0 || timerfd_settime(a->timer, 0, &limit, NULL) != 0 ||
 	    gaiafs_start_thread(ask, a, &thread, &unused) != 0) { /* without a timer or a thread, wait here */
-		err = ioctl(fd, IOC_GRANT, answer) != 0 ? errno : 0;
+		err = ask_mount(fd, answer);
 		if (a->timer >= 0)
 			close(a->timer);
 		free(a);
@@ -186,6 +203,9 @@ static int ioctl_grant(int fd, struct gaiafs_grant *g, struct gaiafs_fail *f)
 		errno = err;
 		if (errno == ENOTTY || errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP)
 			return gaiafs_failed(f, errno, "it is not on a gaiafs mount (the command gaiafs mount makes one)");
+		if (errno == ESRCH)
+			return gaiafs_failed(f, errno, "the daemon does not see this process, which is in another PID namespace: "
+					     "run it where the daemon can see it, or mount without --kernel-opens");
 		return gaiafs_failed(f, errno, "the mount gave no access: %s", strerror(errno));
 	}
 	if (!gaiafs_get_grant(answer, sizeof answer, g))

@@ -10,9 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The mount answers this ioctl with a grant: _IOR('G', 0x01, 128 bytes).
+// The mount answers these ioctls with a grant: _IOR('G', 0x01, 128 bytes) and _IOWR('G', 0x02, 128 bytes).
 const (
 	ioctlGrantRequest = 2<<30 | grantSize<<16 | 'G'<<8 | 0x01
+	ioctlGrantShown   = 3<<30 | grantSize<<16 | 'G'<<8 | 0x02
 	grantSize         = 128
 	grantMagic        = 0x61696167
 	grantVersion      = 1
@@ -34,10 +35,19 @@ func ioctlGrant(fd int) (grant, error) {
 	var b [grantSize]byte
 	// The kernel fills b before the call returns, and does not keep the pointer.
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), ioctlGrantRequest, uintptr(unsafe.Pointer(&b)))
+	if errno == syscall.EBADFD {
+		// The kernel opens the files of the mount, so the daemon does not know how fd was opened.
+		clear(b[:])
+		binary.LittleEndian.PutUint32(b[:], uint32(fd))
+		_, _, errno = unix.Syscall(unix.SYS_IOCTL, uintptr(fd), ioctlGrantShown, uintptr(unsafe.Pointer(&b)))
+	}
 	if errno != 0 {
 		switch errno {
 		case syscall.ENOTTY, syscall.EINVAL, syscall.ENOSYS:
 			return grant{}, failed(errno, "the descriptor is not of a gaiafs mount")
+		case syscall.ESRCH:
+			return grant{}, failed(errno, "the daemon does not see this process, which is in another PID namespace: "+
+				"run it where the daemon can see it, or mount without --kernel-opens")
 		}
 		return grant{}, failed(errno, "the mount gave no access")
 	}

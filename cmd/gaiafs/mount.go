@@ -111,9 +111,6 @@ func newMountPlan(s *settings, source, mountpoint string) (*mountPlan, error) {
 			return nil, usagef("--socket %s: %w", s.socket, err)
 		}
 	}
-	if s.kernelOpens && !s.readOnly {
-		return nil, usagef("--kernel-opens needs --read-only: add it, or leave out --kernel-opens")
-	}
 	if err := m.checkMetrics(); err != nil {
 		return nil, err
 	}

@@ -115,7 +115,7 @@ func (s *settings) flags() *pflag.FlagSet {
 		"which transfer of a device begins next; docs/transfers.md describes the disciplines")
 	f.BoolVar(&s.readOnly, "read-only", s.readOnly, "refuse all changes")
 	f.BoolVar(&s.kernelOpens, "kernel-opens", s.kernelOpens,
-		"with --read-only: let the kernel open files and directories itself, which is faster for many small files")
+		"let the kernel open files and directories itself, which is faster for many small files; docs/consistency.md has the rules")
 	f.Var(&s.restrict, "restrict", "restrictions in addition to those of SOURCE's filesystem: nosuid, nodev, noexec")
 	f.Var(&s.passthrough, "passthrough",
 		"auto: without devices, or read-only, let the kernel read and write the files of SOURCE itself")

@@ -3,6 +3,8 @@ package mounttest
 import (
 	"flag"
 	"fmt"
+	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -212,8 +214,11 @@ func mixedLayout(writeBack bool) model.Layout {
 	return l
 }
 
-// TestRandomPrograms runs random programs on mounts: in both write modes, on a quiet daemon and on a busy one, and
-// through libcuda.
+// kernelOpens begins the names of the modes in which the kernel opens files.
+const kernelOpens = "kernel-opens"
+
+// TestRandomPrograms runs random programs on mounts: in both write modes, on a quiet daemon and on a busy one, through
+// libcuda, and with opens that the daemon does not see.
 func TestRandomPrograms(t *testing.T) {
 	modes := []struct {
 		name        string
@@ -242,6 +247,9 @@ func TestRandomPrograms(t *testing.T) {
 		{"moving-write-back", true, time.Hour, false, false, "", 0, roomy},
 		{"moving-crammed-busy", false, 20 * time.Millisecond, true, false, "always", 0, crammed},
 		{"moving-tenants-busy", true, 20 * time.Millisecond, true, false, "", 0, tenants},
+		{kernelOpens, false, time.Hour, false, false, "", 0, nil},
+		{kernelOpens + "-busy", false, 20 * time.Millisecond, true, false, "", 0, nil},
+		{kernelOpens + "-write-back-busy", true, 20 * time.Millisecond, true, false, "", 0, nil},
 	}
 	for i, mode := range modes {
 		t.Run(mode.name, func(t *testing.T) {
@@ -258,7 +266,10 @@ func TestRandomPrograms(t *testing.T) {
 			}
 			options := testmount.Options{
 				WriteBackInterval: mode.interval, Disguised: mode.disguised, DeviceReads: mode.deviceReads,
-				Emulated: mode.emulated,
+				Emulated: mode.emulated, KernelOpens: strings.HasPrefix(mode.name, kernelOpens),
+			}
+			if options.KernelOpens && os.Geteuid() != 0 {
+				t.Skip("needs root")
 			}
 			if mode.moving != nil {
 				options.Memory = movingMemory

@@ -91,8 +91,16 @@ func (c *crew) someRounds(t testing.TB) {
 	})
 }
 
-// modes are the ways of writing, as options of gaiafs.
-var modes = map[string][]string{"through": nil, "back": {"--write-back"}}
+// modes are the ways of writing, as options of gaiafs, and one with opens that the daemon does not see.
+var modes = modesHere()
+
+func modesHere() map[string][]string {
+	all := map[string][]string{"through": nil, "back": {"--write-back"}}
+	if os.Geteuid() == 0 {
+		all["opens"] = []string{"--kernel-opens"}
+	}
+	return all
+}
 
 // TestTermination ends gaiafs with SIGTERM while programs write. GPU programs lose their mappings, with what they
 // stored; CPU programs may finish. Everything is in the backing file.

@@ -73,6 +73,8 @@ type Options struct {
 	DeviceReads string
 	AllowOther  bool
 	ReadOnly    bool
+	// KernelOpens lets the kernel open files. GAIAFS_TEST_KERNEL_OPENS=1 does so for all mounts. It needs root.
+	KernelOpens bool
 	// Mountpoint is the directory to mount at; "" means a fresh one.
 	Mountpoint string
 	// WithoutCure turns off package fs's cure for stale readers, for a test that shows why it is needed.
@@ -269,7 +271,9 @@ func serve(j job) error {
 		ReadOnly:   j.ReadOnly,
 		WriteBack:  j.WriteBack,
 		Events:     j.Events,
-		Log:        log,
+
+		KernelOpens: j.KernelOpens || os.Getenv("GAIAFS_TEST_KERNEL_OPENS") == "1",
+		Log:         log,
 	}
 	if j.WithoutCure {
 		options.LeaveOutCureForTesting()

@@ -1,0 +1,455 @@
+package fs
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// mountUnseen mounts a directory whose files the kernel opens. Changes in SOURCE must come from other processes: the
+// daemon's own are not reported.
+func mountUnseen(t *testing.T, change ...func(*Options)) *scene {
+	t.Helper()
+	requireRoot(t)
+	return mount(t, append([]func(*Options){unseenOpens}, change...)...)
+}
+
+// nodeOf returns the kernel's number of a file of the mount.
+func (s *scene) nodeOf(t *testing.T, path string) uint64 {
+	t.Helper()
+	rest, err := filepath.Rel(s.mnt, path)
+	require.NoError(t, err)
+	var st unix.Statx_t
+	require.NoError(t, statx(unix.AT_FDCWD, filepath.Join(s.source, rest), &st))
+	n := s.fs.table.find(identify(&st))
+	require.NotNil(t, n)
+	return uint64(n.id)
+}
+
+// idle makes the daemon close what it has open.
+func (s *scene) idle() {
+	for range 2 {
+		s.fs.kept.closeIdle()
+	}
+}
+
+func TestUnseenOpensSendNoRequest(t *testing.T) {
+	s := mountUnseen(t)
+	path := filepath.Join(s.mnt, "f")
+	require.NoError(t, os.WriteFile(path, []byte("first"), 0644))
+	s.shows(t, "f", "first")
+	require.NoError(t, os.WriteFile(path, []byte("new"), 0644)) // shorter
+	s.shows(t, "f", "new")
+	home, err := os.ReadFile(filepath.Join(s.source, "f"))
+	require.NoError(t, err)
+	require.Equal(t, "new", string(home))
+	for i := range 10 {
+		f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
+		require.NoError(t, err)
+		_, err = fmt.Fprint(f, i)
+		require.NoError(t, err)
+		require.NoError(t, f.Sync())
+		require.NoError(t, f.Close())
+	}
+	s.shows(t, "f", "new0123456789")
+	s.lists(t, "", "f")
+	require.NoError(t, os.Rename(path, path+"2"))
+	s.lists(t, "", "f2")
+	s.shows(t, "f2", "new0123456789")
+	assert.Zero(t, s.fs.lastHandle.Load())
+	require.Eventually(t, func() bool { return s.fs.kept.count() == 0 }, eventually, tick, "opens stay for ever")
+}
+
+// TestUnseenOpenOutlivesPermissions: what an open may do is decided once.
+func TestUnseenOpenOutlivesPermissions(t *testing.T) {
+	s := mountUnseen(t)
+	path := filepath.Join(s.mnt, "f")
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0444)
+	require.NoError(t, err)
+	defer f.Close()
+	require.NoError(t, os.Chmod(path, 0))
+	s.idle()
+	_, err = f.WriteAt([]byte("abc"), 0)
+	require.NoError(t, err)
+	read, err := os.Open(path)
+	require.NoError(t, err)
+	defer read.Close()
+	_, err = read.Write([]byte("x"))
+	require.ErrorIs(t, err, unix.EBADF)
+	require.ErrorIs(t, unix.Fallocate(int(read.Fd()), 0, 0, 10), unix.EBADF)
+	require.ErrorIs(t, unix.Ftruncate(int(read.Fd()), 0), unix.EINVAL)
+	require.NoError(t, unix.Fallocate(int(f.Fd()), 0, 0, 10))
+	n, err := unix.CopyFileRange(int(read.Fd()), new(int64), int(f.Fd()), ptr(int64(5)), 3, 0)
+	require.NoError(t, err)
+	require.Equal(t, 3, n)
+	s.shows(t, "f", "abc\x00\x00abc\x00\x00")
+}
+
+func ptr[T any](v T) *T { return &v }
+
+// TestUnseenOpensOfRemovedFiles: a file that loses its name through the mount is usable until it is closed. Then its
+// space comes back.
+func TestUnseenOpensOfRemovedFiles(t *testing.T) {
+	for _, how := range []string{"removed", "replaced", "without a name"} {
+		t.Run(how, func(t *testing.T) {
+			s := mountUnseen(t)
+			path := filepath.Join(s.mnt, "f")
+			flags := unix.O_RDWR | unix.O_CREAT
+			if how == "without a name" {
+				path, flags = s.mnt, unix.O_RDWR|unix.O_TMPFILE
+			}
+			f, err := os.OpenFile(path, flags, 0644)
+			require.NoError(t, err)
+			defer f.Close()
+			_, err = f.WriteAt([]byte("before"), 0)
+			require.NoError(t, err)
+			switch how {
+			case "removed":
+				require.NoError(t, os.Remove(path))
+			case "replaced":
+				require.NoError(t, os.WriteFile(path+"2", []byte("other"), 0644))
+				require.NoError(t, os.Rename(path+"2", path))
+			}
+			for i := range maxRemoved + 10 { // not even if there are many
+				name := filepath.Join(s.mnt, fmt.Sprint("g", i))
+				require.NoError(t, os.WriteFile(name, nil, 0644))
+				require.NoError(t, os.Remove(name))
+			}
+			s.idle()
+			s.fs.letGoRemoved()
+			nodes, _ := s.fs.descriptors.some(0, reapAtOnce)
+			for _, n := range nodes {
+				s.fs.letGo(n, false)
+			}
+			_, err = f.WriteAt([]byte("after"), 2)
+			require.NoError(t, err)
+			s.idle()
+			require.NoError(t, unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED))
+			got := make([]byte, 10)
+			n, _ := f.ReadAt(got, 0)
+			require.Equal(t, "beafter", string(got[:n]))
+			m, err := unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+			require.NoError(t, err)
+			require.NoError(t, f.Close())
+			m[0] = 'B'
+			require.NoError(t, unix.Msync(m, unix.MS_SYNC))
+			require.NoError(t, unix.Munmap(m))
+			require.Eventually(t, func() bool { return s.fs.unlinked.Load() == 0 }, eventually, tick)
+			require.Empty(t, descriptorsDeleted(t, s.source), "space stays taken")
+		})
+	}
+}
+
+// descriptorsDeleted lists this process's descriptors of removed files below dir.
+func descriptorsDeleted(t *testing.T, dir string) (found []string) {
+	entries, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	for _, e := range entries {
+		target, _ := os.Readlink("/proc/self/fd/" + e.Name())
+		if strings.HasPrefix(target, dir) && strings.HasSuffix(target, "(deleted)") {
+			found = append(found, target)
+		}
+	}
+	return found
+}
+
+func TestUnseenFileGetsANameLater(t *testing.T) {
+	s := mountUnseen(t)
+	f, err := os.OpenFile(s.mnt, unix.O_RDWR|unix.O_TMPFILE, 0644)
+	require.NoError(t, err)
+	defer f.Close()
+	_, err = f.WriteString("text")
+	require.NoError(t, err)
+	name := filepath.Join(s.mnt, "named")
+	require.NoError(t, unix.Linkat(unix.AT_FDCWD, procPath(int(f.Fd())), unix.AT_FDCWD, name, unix.AT_SYMLINK_FOLLOW))
+	s.idle()
+	_, err = f.WriteString(" more")
+	require.NoError(t, err)
+	s.shows(t, "named", "text more")
+	require.NoError(t, os.Remove(name))
+	s.idle()
+	_, err = f.WriteAt([]byte("T"), 0)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	require.Eventually(t, func() bool { return s.fs.unlinked.Load() == 0 }, eventually, tick)
+}
+
+// TestUnseenOpensOfFilesMovedInSource: writes and stores of programs reach a file that got another name in SOURCE.
+func TestUnseenOpensOfFilesMovedInSource(t *testing.T) {
+	s := mountUnseen(t, withFiles(t, map[string]string{"f": "0123456789", "dir/g": "abcdefghij"}))
+	for _, name := range []string{"f", "dir/g"} {
+		f, err := os.OpenFile(filepath.Join(s.mnt, name), os.O_RDWR, 0)
+		require.NoError(t, err)
+		defer f.Close()
+		m, err := unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, unix.Munmap(m)) }()
+		m[1] = 'M' // dirty
+		s.idle()
+		sh(t, s.source, "mkdir -p out; mv "+name+" out/moved; rmdir dir 2>/dev/null || true")
+		_, err = f.WriteAt([]byte("W"), 0)
+		require.NoError(t, err)
+		m[2] = 'N'
+		require.NoError(t, unix.Msync(m, unix.MS_SYNC))
+		require.NoError(t, f.Sync())
+		_, err = f.Stat()
+		require.NoError(t, err)
+		home, err := os.ReadFile(filepath.Join(s.source, "out/moved"))
+		require.NoError(t, err)
+		require.Equal(t, "WMN", string(home[:3]))
+		require.Len(t, home, 10)
+		s.shows(t, "out/moved", string(home))
+	}
+}
+
+// TestUnseenOpensSeeChangesInSource: other processes change SOURCE while programs on the mount have the file open and
+// write it.
+func TestUnseenOpensSeeChangesInSource(t *testing.T) {
+	s := mountUnseen(t, withFiles(t, map[string]string{"f": strings.Repeat("-", 3*4096), "gone": "x"}))
+	f, err := os.OpenFile(filepath.Join(s.mnt, "f"), os.O_RDWR, 0)
+	require.NoError(t, err)
+	defer f.Close()
+	m, err := unix.Mmap(int(f.Fd()), 0, 3*4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, unix.Munmap(m)) }()
+	for i := range 20 {
+		mark := byte('a' + i)
+		m[8192] = mark
+		_, err := f.WriteAt([]byte{mark}, 4096)
+		require.NoError(t, err)
+		sh(t, s.source, fmt.Sprintf(`printf %%s "%c" | dd of=f bs=1 seek=%d conv=notrunc status=none`, mark, 5))
+		require.Eventually(t, func() bool {
+			var b [1]byte
+			_, err := f.ReadAt(b[:], 5)
+			return err == nil && b[0] == mark && m[5] == mark
+		}, eventually, tick)
+		require.Equal(t, mark, m[4096])
+		require.Equal(t, mark, m[8192])
+	}
+	sh(t, s.source, "echo more >> f; rm gone; echo new > new")
+	s.lists(t, "", "f", "new")
+	require.Eventually(t, func() bool {
+		st, err := f.Stat()
+		return err == nil && st.Size() == 3*4096+5
+	}, eventually, tick)
+	sh(t, s.source, "echo other > g; mv g f")
+	s.shows(t, "f", "other\n")
+}
+
+// TestUnseenTruncatingOpen: O_TRUNC moves mtime, also of an empty file.
+func TestUnseenTruncatingOpen(t *testing.T) {
+	everyTruncation := func(t *testing.T, s *scene) {
+		path := filepath.Join(s.mnt, "f")
+		for _, text := range []string{"", "text"} {
+			require.NoError(t, os.WriteFile(path, []byte(text), 0644))
+			past := time.Unix(1e9, 0)
+			require.NoError(t, os.Chtimes(path, past, past))
+			f, err := os.OpenFile(path, os.O_RDWR|os.O_TRUNC, 0)
+			require.NoError(t, err)
+			st, err := f.Stat()
+			require.NoError(t, err)
+			require.Zero(t, st.Size())
+			require.True(t, st.ModTime().After(past), "%q", text)
+			require.NoError(t, os.Chtimes(path, past, past))
+			require.NoError(t, f.Truncate(0))
+			st, err = f.Stat()
+			require.NoError(t, err)
+			require.True(t, st.ModTime().After(past), "ftruncate after %q", text)
+			require.NoError(t, f.Close())
+		}
+	}
+	bothModes(t, everyTruncation)
+	unseenModes(t, everyTruncation)
+}
+
+// TestUnseenAppendOnlyFile: a file that allows only appending gets no other writes.
+func TestUnseenAppendOnlyFile(t *testing.T) {
+	s := mountUnseen(t, withFiles(t, map[string]string{"f": "text"}))
+	const appendOnly = 0x20
+	if err := changeFlags(filepath.Join(s.source, "f"), appendOnly, 0); err != nil {
+		t.Skip("no append-only files here: ", err)
+	}
+	defer func() { require.NoError(t, changeFlags(filepath.Join(s.source, "f"), 0, appendOnly)) }()
+	f, err := os.OpenFile(filepath.Join(s.mnt, "f"), os.O_RDWR, 0)
+	if err == nil { // the kernel does not know the flag
+		_, err = f.WriteAt([]byte("x"), 0)
+		f.Close()
+	}
+	require.ErrorIs(t, err, unix.EPERM)
+	f, err = os.OpenFile(filepath.Join(s.mnt, "f"), os.O_WRONLY|os.O_APPEND, 0)
+	require.NoError(t, err)
+	defer f.Close()
+	_, err = f.WriteString(" more")
+	require.NoError(t, err)
+	home, err := os.ReadFile(filepath.Join(s.source, "f"))
+	require.NoError(t, err)
+	require.Equal(t, "text more", string(home))
+}
+
+// TestUnseenOpensNeedEvents: without events the mount is refused, and the error says why.
+func TestUnseenOpensNeedEvents(t *testing.T) {
+	requireRoot(t)
+	below := mount(t)
+	mnt := t.TempDir()
+	_, err := Mount(Options{Source: below.mnt, Mountpoint: mnt, KernelOpens: true})
+	var none *NoEvents
+	require.ErrorAs(t, err, &none)
+	require.Error(t, errors.Unwrap(none))
+	require.Contains(t, err.Error(), "read-only")
+}
+
+// show asks for a grant through f and shows the descriptor number.
+func show(f *os.File, number int) error {
+	request := make([]byte, GrantSize)
+	binary.LittleEndian.PutUint32(request, uint32(int32(number)))
+	err := ioctl(f, IoctlGrantShown, request)
+	if err == nil && !bytes.Equal(request[:4], []byte("gaia")) {
+		return errors.New("no grant")
+	}
+	return err
+}
+
+func TestShownDescriptors(t *testing.T) {
+	n := &notary{socket: "/s"}
+	s := mountUnseen(t, func(o *Options) { o.Granter = n }, withFiles(t, map[string]string{"f": "f", "g": "g"}))
+	open := func(path string, flags int) *os.File {
+		t.Helper()
+		f, err := os.OpenFile(path, flags, 0)
+		require.NoError(t, err)
+		t.Cleanup(func() { f.Close() })
+		return f
+	}
+	path := filepath.Join(s.mnt, "f")
+	read, write, both := open(path, os.O_RDONLY), open(path, os.O_WRONLY), open(path, os.O_RDWR)
+	assert.ErrorIs(t, ioctl(read, IoctlGrant, make([]byte, GrantSize)), unix.EBADFD)
+	assert.ErrorIs(t, show(read, -1), unix.EBADFD)
+	for _, c := range []struct {
+		f             *os.File
+		reads, writes bool
+	}{{read, true, false}, {write, false, true}, {both, true, true}} {
+		require.NoError(t, show(c.f, int(c.f.Fd())))
+		assert.Equal(t, c.reads, n.last().Readable())
+		assert.Equal(t, c.writes, n.last().Writable())
+		assert.True(t, n.last().Open())
+	}
+	// The request says nothing: only the descriptor that is shown counts.
+	require.NoError(t, show(both, int(read.Fd())))
+	assert.False(t, n.last().Writable())
+
+	bare := open(path, unix.O_PATH)
+	other := open(filepath.Join(s.mnt, "g"), os.O_RDWR)
+	source := open(filepath.Join(s.source, "f"), os.O_RDWR) // of the same inode number
+	for what, number := range map[string]int{"O_PATH": int(bare.Fd()), "another file": int(other.Fd()),
+		"SOURCE": int(source.Fd()), "none": 1 << 20} {
+		assert.ErrorIs(t, show(read, number), unix.EBADF, what)
+	}
+	file := s.fs.table.byInode(s.fs.root.key)
+	require.NotNil(t, file)
+	_, errno := s.fs.accessShown(file, &fuse.Caller{}, int32(read.Fd()))
+	assert.Equal(t, unix.ESRCH, errno, "a process that cannot be seen")
+	_, errno = s.fs.accessShown(file, &fuse.Caller{Pid: 1 << 30}, int32(read.Fd()))
+	assert.Equal(t, unix.ESRCH, errno, "a process that is gone")
+}
+
+func init() {
+	// shower opens args[0] with the flags args[1], asks through that for a grant, and shows what args[2] opens with the
+	// flags args[3].
+	programs["shower"] = func(args []string) error {
+		var files [2]*os.File
+		for i := range files {
+			flags, err := strconv.Atoi(args[2*i+1])
+			if err != nil {
+				return err
+			}
+			if files[i], err = os.OpenFile(args[2*i], flags, 0); err != nil {
+				return err
+			}
+		}
+		if errno, ok := show(files[0], int(files[1].Fd())).(syscall.Errno); ok {
+			fmt.Print(int(errno))
+		} else {
+			fmt.Print(0)
+		}
+		return nil
+	}
+}
+
+// shown runs shower as a user and returns the errno.
+func (s *scene) shown(t *testing.T, uid uint32, asks string, flags int, shows string, its int,
+	change ...func(*exec.Cmd)) unix.Errno {
+	t.Helper()
+	cmd := user(program("shower", asks, fmt.Sprint(flags), shows, fmt.Sprint(its)), uid, uid)
+	for _, c := range change {
+		c(cmd)
+	}
+	errno, err := strconv.Atoi(run(t, cmd))
+	require.NoError(t, err)
+	return unix.Errno(errno)
+}
+
+// TestShownDescriptorsOfUsers: a user gets what the user's own descriptor allows, and nothing if inode numbers may be
+// ambiguous.
+func TestShownDescriptorsOfUsers(t *testing.T) {
+	const alice = 4242
+	n := &notary{socket: "/s"}
+	s := mountUnseen(t, func(o *Options) { o.Granter = n }, withFiles(t, map[string]string{"f": "f", "mine": "g"}))
+	require.NoError(t, os.Chown(filepath.Join(s.source, "mine"), alice, alice))
+	path, mine := filepath.Join(s.mnt, "f"), filepath.Join(s.mnt, "mine")
+	require.Zero(t, s.shown(t, alice, path, os.O_RDONLY, path, os.O_RDONLY))
+	assert.False(t, n.last().Writable())
+	assert.True(t, n.last().Readable())
+	assert.EqualValues(t, alice, n.last().(shownFile).uid)
+	require.Zero(t, s.shown(t, alice, mine, os.O_RDONLY, mine, os.O_RDWR))
+	assert.True(t, n.last().Writable())
+	assert.Equal(t, unix.EBADF, s.shown(t, alice, path, os.O_RDONLY, mine, os.O_RDWR), "of another file")
+
+	var st unix.Statx_t
+	require.NoError(t, statx(unix.AT_FDCWD, filepath.Join(s.source, "f"), &st))
+	former := identify(&st)
+	current := s.fs.table.find(former)
+	require.NotNil(t, current)
+	former.birth.Sec--
+	s.fs.table.refer(former, func(*node) {}) // as if another file had got the number of f, which is still open
+	assert.Equal(t, unix.EBUSY, s.shown(t, alice, path, os.O_RDONLY, path, os.O_RDONLY))
+	assert.Zero(t, s.shown(t, 0, path, os.O_RDONLY, path, os.O_RDONLY), "root needs no such tricks")
+}
+
+// TestShownDescriptorInANamespace: descriptors of other mounts of the mount count, and processes in PID namespaces below
+// the daemon's are seen.
+func TestShownDescriptorInANamespace(t *testing.T) {
+	n := &notary{socket: "/s"}
+	s := mountUnseen(t, func(o *Options) { o.Granter = n }, withFiles(t, map[string]string{"f": "f"}))
+	bound := t.TempDir()
+	require.NoError(t, unix.Mount(s.mnt, bound, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(bound, unix.MNT_DETACH)) })
+	path := filepath.Join(bound, "f")
+	require.Zero(t, s.shown(t, 0, path, os.O_RDONLY, path, os.O_RDWR, func(c *exec.Cmd) {
+		c.SysProcAttr.Cloneflags = unix.CLONE_NEWPID | unix.CLONE_NEWNS
+	}))
+	assert.True(t, n.last().Writable())
+}
+
+func TestParseShown(t *testing.T) {
+	open, ok := parseShown("pos:\t0\nflags:\t0100002\nmnt_id:\t29\nino:\t17\nlock:\t1: FLOCK\n")
+	require.True(t, ok)
+	require.Equal(t, shownOpen{0100002, 29, 17}, open)
+	for _, text := range []string{"", "flags:\t09\nmnt_id:\t1\nino:\t1\n", "flags:\t02\nmnt_id:\t1\n",
+		"flags:\t02\nflags:\t02\nmnt_id:\t1\nino:\t1\n", "flags:\t\nmnt_id:\t1\nino:\t1\n"} {
+		_, ok := parseShown(text)
+		require.False(t, ok, "%q", text)
+	}
+}
