@@ -57,6 +57,9 @@ type system struct {
 	// released has the range of each client's last release.
 	released map[model.Client]model.Step
 	took     map[model.Op]time.Duration
+	// kernelOpens says that the kernel opens files. markers is for awaitEvents.
+	kernelOpens bool
+	markers     int
 }
 
 // newSystem mounts and starts the programs. With Disguised, they take the emulated devices for GPUs and use the fake
@@ -71,7 +74,7 @@ func newMovingSystem(t testing.TB, l model.Layout, o testmount.Options, m *movin
 	if o.Disguised {
 		x.env = []string{"LD_LIBRARY_PATH=" + fakecuda.Dir(t), fmt.Sprint("FAKECUDA_DEVICES=", l.Devices-o.Emulated)}
 	}
-	x.rule = o.Eviction
+	x.rule, x.kernelOpens = o.Eviction, o.KernelOpens
 	o.Devices, o.Poison, o.WriteBack = l.Devices, true, l.WriteBack
 	if l.Devices == 0 {
 		o.Devices = -1
@@ -106,6 +109,38 @@ func newMovingSystem(t testing.TB, l model.Layout, o testmount.Options, m *movin
 		}
 	})
 	return x
+}
+
+// awaitEvents returns when the mount has seen the changes in SOURCE until now, if opens do not look at SOURCE. The kernel
+// knows that a marker does not exist, so it learns of it from its event only. The daemon reads events in batches, and may
+// handle those of a batch in another order. The second marker is not in the batch of the first.
+func (x *system) awaitEvents() error {
+	if !x.kernelOpens {
+		return nil
+	}
+	for range 2 {
+		x.markers++
+		name := fmt.Sprint("marker", x.markers)
+		if _, err := os.Stat(x.mount.Path(name)); err == nil {
+			return errors.New("there is such a marker")
+		}
+		source := filepath.Join(x.mount.Source, name)
+		if err := os.WriteFile(source, nil, 0o644); err != nil {
+			return err
+		}
+		for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+			if _, err := os.Stat(x.mount.Path(name)); err == nil {
+				break
+			}
+			if time.Now().After(deadline) {
+				return errors.New("a name in SOURCE does not show")
+			}
+		}
+		if err := os.Remove(source); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // stayInUse maps a file, in movable memory that no bracket uses. Once nothing is mapped, the daemon soon brings
@@ -214,6 +249,9 @@ func (x *system) Do(s model.Step) (data []byte, err error) {
 		}
 		return x.Home()
 	case model.Reopen:
+		if err := x.awaitEvents(); err != nil {
+			return nil, err
+		}
 		return nil, x.open(s.Client)
 	case model.Unlink, model.CopyOut, model.OpenTrunc:
 		o.Path = x.mount.Path(x.name)

@@ -67,6 +67,15 @@ const extent = 2 << 20
 // wideSteps is how many steps run on a mount before the next machine's turn.
 const wideSteps = 2_000
 
+// wideMode is a way of writing. opens says that the kernel opens files.
+type wideMode struct {
+	name             string
+	writeBack, opens bool
+}
+
+var wideModes = []wideMode{{"write-through", false, false}, {"write-back", true, false}, {kernelOpens, false, true},
+	{kernelOpens + "-write-back", true, true}}
+
 // TestWidePrograms runs programs with everything that can happen to a file, on every kind of backing filesystem, and
 // also directly in SOURCE. Only the Oracle judges, because it is unknown when the daemon does its work.
 func TestWidePrograms(t *testing.T) {
@@ -74,25 +83,28 @@ func TestWidePrograms(t *testing.T) {
 	subtest := 0
 	for _, b := range backings {
 		t.Run(b.name, func(t *testing.T) {
-			for _, writeBack := range []bool{false, true} {
+			for _, mode := range wideModes {
 				subtest++
 				first := subtest
-				t.Run(map[bool]string{false: "write-through", true: "write-back"}[writeBack], func(t *testing.T) {
-					widePrograms(t, b.make, writeBack, kinds, first)
+				t.Run(mode.name, func(t *testing.T) {
+					if mode.opens && (os.Geteuid() != 0 || b.name == "overlay") {
+						t.Skip("needs root, and a filesystem that reports changes")
+					}
+					widePrograms(t, b.make, mode, kinds, first)
 				})
 			}
 		})
 	}
 }
 
-func widePrograms(t *testing.T, backing func(testing.TB) (string, string), writeBack bool, kinds map[kind]bool,
+func widePrograms(t *testing.T, backing func(testing.TB) (string, string), mode wideMode, kinds map[kind]bool,
 	first int) {
 	if *machineFlag >= 0 {
 		source, missing := backing(t)
 		if missing != "" {
 			skip(t, missing)
 		}
-		wideMachine(t, source, *machineFlag, writeBack, kinds, uint64(first)*1_000_000+1, *stepsFlag/8)
+		wideMachine(t, source, *machineFlag, mode, kinds, uint64(first)*1_000_000+1, *stepsFlag/8)
 		return
 	}
 	for round, done := 0, 0; done < *stepsFlag/8; round++ {
@@ -106,7 +118,7 @@ func widePrograms(t *testing.T, backing func(testing.TB) (string, string), write
 			if missing != "" {
 				skip(t, missing)
 			}
-			wideMachine(t, source, m, writeBack, kinds, uint64(first)*1_000_000+uint64(round)*1_000+1, n)
+			wideMachine(t, source, m, mode, kinds, uint64(first)*1_000_000+uint64(round)*1_000+1, n)
 		})
 		if t.Failed() {
 			return
@@ -116,9 +128,9 @@ func widePrograms(t *testing.T, backing func(testing.TB) (string, string), write
 }
 
 // wideMachine runs programs with seed and the seeds after it on one mount.
-func wideMachine(t *testing.T, source string, number int, writeBack bool, kinds map[kind]bool, seed uint64, steps int) {
+func wideMachine(t *testing.T, source string, number int, mode wideMode, kinds map[kind]bool, seed uint64, steps int) {
 	m := machines[number]
-	l := model.DefaultLayout(writeBack)
+	l := model.DefaultLayout(mode.writeBack)
 	l.GPUs, l.Devices = nil, 0
 	for _, d := range m.gpus {
 		l.GPUs = append(l.GPUs, testdevice.Number(d))
@@ -129,7 +141,7 @@ func wideMachine(t *testing.T, source string, number int, writeBack bool, kinds 
 	}
 	x := newMovingSystem(t, l, m.moving.options(testmount.Options{
 		Source: source, Memory: m.memory, HostMemory: m.hostMemory, WriteBackInterval: m.interval,
-		DeviceReads: m.deviceReads,
+		DeviceReads: m.deviceReads, KernelOpens: mode.opens,
 	}, seed+*firstFlag), m.moving)
 	x.wide, x.kinds = true, kinds
 	if m.edge {

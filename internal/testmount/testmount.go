@@ -73,7 +73,7 @@ type Options struct {
 	DeviceReads string
 	AllowOther  bool
 	ReadOnly    bool
-	// KernelOpens lets the kernel open files. GAIAFS_TEST_KERNEL_OPENS=1 does so for all mounts. It needs root.
+	// KernelOpens lets the kernel open files. It needs root.
 	KernelOpens bool
 	// Mountpoint is the directory to mount at; "" means a fresh one.
 	Mountpoint string
@@ -272,7 +272,7 @@ func serve(j job) error {
 		WriteBack:  j.WriteBack,
 		Events:     j.Events,
 
-		KernelOpens: j.KernelOpens || os.Getenv("GAIAFS_TEST_KERNEL_OPENS") == "1",
+		KernelOpens: j.KernelOpens,
 		Log:         log,
 	}
 	if j.WithoutCure {
