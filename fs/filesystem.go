@@ -44,7 +44,8 @@ type fileSystem struct {
 	// case.
 	kernelOpens bool
 	mountpoint  string
-	// unseenOpens says that the kernel opens files itself and that programs may write: any file may be open for writing.
+	// unseenOpens says that the kernel opens files itself and that programs may write: any file may be open for
+	// writing.
 	unseenOpens bool
 	// device is the mount's device number, major:minor, as a string, once it is known.
 	device atomic.Value

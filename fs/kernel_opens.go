@@ -13,26 +13,27 @@ import (
 )
 
 // With Options.KernelOpens, the kernel opens files and directories itself. The first OPEN and the first OPENDIR are
-// answered with ENOSYS, and the kernel does not ask again. It checks permissions as always, and keeps the pages of files
-// and the entries of directories from one open to the next.
+// answered with ENOSYS, and the kernel does not ask again. It checks permissions as always, and keeps the pages of
+// files and the entries of directories from one open to the next.
 //
 // So the daemon does not know what is open, and requests name no handle. They use an open of the daemon's own: one for
 // reading, and one for reading and writing. All requests of a file share these, and they are closed when they were idle
 // for a while. A change in SOURCE cannot be found at an open. The kernel learns of it from an event (tree.go), or when
 // it asks for attributes again (freshen).
 //
-// After ENOSYS, the kernel sends no RELEASE either, not even for an open that CREATE made. So CREATE answers with handle
-// 0, and leaves its descriptor here.
+// After ENOSYS, the kernel sends no RELEASE either, not even for an open that CREATE made. So CREATE answers with
+// handle 0, and leaves its descriptor here.
 //
-// On a writable mount (fileSystem.unseenOpens), any program may have any file open, mapped and stored into until FORGET:
+// On a writable mount (fileSystem.unseenOpens), any program may have any file open, mapped and stored into until
+// FORGET:
 //
 //   - A file that loses its last name through the mount keeps its descriptor until FORGET (unlinked.go).
 //   - A file that is renamed in SOURCE is found by its file handle (handles.go).
 //   - Whoever asks for a grant shows a descriptor (showing.go).
 //
 // A read-only mount may be made writable later, by mount(8) with -o remount,rw. Every change is still refused
-// (read_only.go). But then the kernel allows opens for writing by users who may not read the file, so no more grants are
-// given.
+// (read_only.go). But then the kernel allows opens for writing by users who may not read the file, so no more grants
+// are given.
 
 // keptFor is the interval at which idle opens are closed. An idle open lasts one or two intervals.
 const keptFor = time.Second

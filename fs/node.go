@@ -99,8 +99,8 @@ type content struct {
 	noticing atomic.Bool
 	// telling is held while the kernel is told a size that it did not know.
 	telling sync.Mutex
-	// writers is the number of opens that can write, if the daemon sees all opens (fileSystem.mayBeWritten). At 0 the kernel has no dirty page: closing and unmapping write
-	// them home.
+	// writers is the number of opens that can write, if the daemon sees all opens (fileSystem.mayBeWritten). At 0 the
+	// kernel has no dirty page: closing and unmapping write them home.
 	writers atomic.Int32
 	// ordinary is 1 more than the id of a user, other than the daemon's user, who has the file open for writing. It is
 	// 0 if there is none.
@@ -134,8 +134,11 @@ func (fs *fileSystem) storer(of *openFile) uint32 {
 		return of.content.storer(fs.creator.uid)
 	}
 	var st unix.Stat_t
-	if err := unix.Fstat(of.fd, &st); err != nil || st.Uid == fs.creator.uid && st.Mode&(unix.S_IWGRP|unix.S_IWOTH) != 0 {
-		return nobody // with an ACL, the bits of the group are its mask
+	if unix.Fstat(of.fd, &st) != nil {
+		return nobody
+	}
+	if st.Uid == fs.creator.uid && st.Mode&(unix.S_IWGRP|unix.S_IWOTH) != 0 { // with an ACL, the group's bits are its mask
+		return nobody
 	}
 	return st.Uid
 }

@@ -73,8 +73,8 @@ type nodeTable struct {
 type keyShard struct {
 	sync.Mutex
 	byKey map[inodeKey]*node // protected by Mutex
-	// former counts the nodes of removed inodes that the kernel has not forgotten and whose number another node of byKey
-	// had since. Protected by Mutex.
+	// former counts the nodes of removed inodes that the kernel has not forgotten and whose number another node of
+	// byKey had since. Protected by Mutex.
 	former map[inodeKey]int
 }
 

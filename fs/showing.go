@@ -24,12 +24,13 @@ import (
 //
 //   - the mount is one of ours. The daemon first opens the number with O_PATH, looks which mount that is on, and keeps
 //     it until fdinfo was read: so the mount's number is not given to another mount meanwhile.
-//   - no other inode of ours has the inode number. That may be so after a file was removed in SOURCE while programs have
-//     it open, if another file got its number. And the numbers that files below SOURCE show on the mount are mixed, so
-//     that whoever chooses the numbers of a filesystem could choose equal ones. Only root is trusted with these.
+//   - no other inode of ours has the inode number. That may be so after a file was removed in SOURCE while programs
+//     have it open, if another file got its number. And the numbers that files below SOURCE show on the mount are
+//     mixed, so that whoever chooses the numbers of a filesystem could choose equal ones. Only root is trusted with
+//     these.
 //
-// Rejected: taking the descriptor itself (SCM_RIGHTS, pidfd_getfd). Closing it flushes the file, so the daemon would wait
-// for itself, or for a foreign filesystem that never answers.
+// Rejected: taking the descriptor itself (SCM_RIGHTS, pidfd_getfd). Closing it flushes the file, so the daemon would
+// wait for itself, or for a foreign filesystem that never answers.
 
 // noneShown says that a program showed no descriptor.
 const noneShown = -1

@@ -45,6 +45,8 @@ func (s *scene) idle() {
 	for range 2 {
 		s.fs.kept.closeIdle()
 	}
+	for s.fs.descriptors.shed() {
+	}
 }
 
 func TestUnseenOpensSendNoRequest(t *testing.T) {
@@ -199,8 +201,8 @@ func TestUnseenOpensOfFilesMovedInSource(t *testing.T) {
 		require.NoError(t, err)
 		defer func() { require.NoError(t, unix.Munmap(m)) }()
 		m[1] = 'M' // dirty
-		s.idle()
 		sh(t, s.source, "mkdir -p out; mv "+name+" out/moved; rmdir dir 2>/dev/null || true")
+		require.Eventually(t, func() bool { s.idle(); return s.fs.kept.count() == 0 }, eventually, tick)
 		_, err = f.WriteAt([]byte("W"), 0)
 		require.NoError(t, err)
 		m[2] = 'N'
@@ -428,8 +430,8 @@ func TestShownDescriptorsOfUsers(t *testing.T) {
 	assert.Zero(t, s.shown(t, 0, path, os.O_RDONLY, path, os.O_RDONLY), "root needs no such tricks")
 }
 
-// TestShownDescriptorInANamespace: descriptors of other mounts of the mount count, and processes in PID namespaces below
-// the daemon's are seen.
+// TestShownDescriptorInANamespace: descriptors of other mounts of the mount count, and processes in PID namespaces
+// below the daemon's are seen.
 func TestShownDescriptorInANamespace(t *testing.T) {
 	n := &notary{socket: "/s"}
 	s := mountUnseen(t, func(o *Options) { o.Granter = n }, withFiles(t, map[string]string{"f": "f"}))

@@ -111,9 +111,9 @@ func newMovingSystem(t testing.TB, l model.Layout, o testmount.Options, m *movin
 	return x
 }
 
-// awaitEvents returns when the mount has seen the changes in SOURCE until now, if opens do not look at SOURCE. The kernel
-// knows that a marker does not exist, so it learns of it from its event only. The daemon reads events in batches, and may
-// handle those of a batch in another order. The second marker is not in the batch of the first.
+// awaitEvents returns when the mount has seen the changes in SOURCE until now, if opens do not look at SOURCE. The
+// kernel knows that a marker does not exist, so it learns of it from its event only. The daemon reads events in
+// batches, and may handle those of a batch in another order. The second marker is not in the batch of the first.
 func (x *system) awaitEvents() error {
 	if !x.kernelOpens {
 		return nil
