@@ -137,7 +137,8 @@ func (fs *fileSystem) storer(of *openFile) uint32 {
 	if unix.Fstat(of.fd, &st) != nil {
 		return nobody
 	}
-	if st.Uid == fs.creator.uid && st.Mode&(unix.S_IWGRP|unix.S_IWOTH) != 0 { // with an ACL, the group's bits are its mask
+	const others = unix.S_IWGRP | unix.S_IWOTH // with an ACL, the group's bits are its mask
+	if st.Uid == fs.creator.uid && st.Mode&others != 0 {
 		return nobody
 	}
 	return st.Uid

@@ -218,6 +218,25 @@ func TestUnseenOpensOfFilesMovedInSource(t *testing.T) {
 	}
 }
 
+// TestUnseenFileRemovedInSourceIsLetGo: the space of a file that another process removed comes back when programs have
+// closed it, also after a grant for it.
+func TestUnseenFileRemovedInSourceIsLetGo(t *testing.T) {
+	s, cache, n := mountWithDevices(t, 1, unseenOpens)
+	f, err := os.Create(filepath.Join(s.mnt, "f"))
+	require.NoError(t, err)
+	defer f.Close()
+	_, err = f.Write(make([]byte, 1<<20))
+	require.NoError(t, err)
+	w := mapOn(t, cache, n, f, 0, 1<<20)
+	w.store(t, 0, []byte("gpu"))
+	w.release(t, 1<<20)
+	w.close(t)
+	require.NoError(t, f.Close())
+	sh(t, s.source, "rm f")
+	require.Eventually(t, func() bool { return len(descriptorsDeleted(t, s.source)) == 0 }, eventually, tick, "space")
+	require.Eventually(t, func() bool { return n.devices[0].Used() == 0 }, eventually, tick, "device memory")
+}
+
 // TestUnseenOpensSeeChangesInSource: other processes change SOURCE while programs on the mount have the file open and
 // write it.
 func TestUnseenOpensSeeChangesInSource(t *testing.T) {
