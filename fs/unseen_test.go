@@ -326,7 +326,10 @@ func TestUnseenOpensNeedEvents(t *testing.T) {
 	requireRoot(t)
 	below := mount(t)
 	mnt := t.TempDir()
-	_, err := Mount(Options{Source: below.mnt, Mountpoint: mnt, KernelOpens: true})
+	s, err := Mount(Options{Source: below.mnt, Mountpoint: mnt, KernelOpens: true})
+	if err == nil {
+		defer func() { require.NoError(t, s.Unmount()) }()
+	}
 	var none *NoEvents
 	require.ErrorAs(t, err, &none)
 	require.Error(t, errors.Unwrap(none))
