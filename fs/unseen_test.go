@@ -144,12 +144,14 @@ func TestUnseenOpensOfRemovedFiles(t *testing.T) {
 			got := make([]byte, 10)
 			n, _ := f.ReadAt(got, 0)
 			require.Equal(t, "beafter", string(got[:n]))
-			m, err := unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-			require.NoError(t, err)
+			m, end := s.maps(t, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), f.Fd()), 4096)
 			require.NoError(t, f.Close())
-			m[0] = 'B'
-			require.NoError(t, unix.Msync(m, unix.MS_SYNC))
-			require.NoError(t, unix.Munmap(m))
+			m.do("close", 0, 0)
+			m.do("store", 0, 'B')
+			s.idle()
+			m.do("msync", 0, 0)
+			require.EqualValues(t, 'B', m.do("load", 0, 0))
+			end()
 			require.Eventually(t, func() bool { return s.fs.unlinked.Load() == 0 }, eventually, tick)
 			require.Empty(t, descriptorsDeleted(t, s.source), "space stays taken")
 		})
@@ -194,22 +196,14 @@ func TestUnseenFileGetsANameLater(t *testing.T) {
 func TestUnseenOpensOfFilesMovedInSource(t *testing.T) {
 	s := mountUnseen(t, withFiles(t, map[string]string{"f": "0123456789", "dir/g": "abcdefghij"}))
 	for _, name := range []string{"f", "dir/g"} {
-		f, err := os.OpenFile(filepath.Join(s.mnt, name), os.O_RDWR, 0)
-		require.NoError(t, err)
-		defer f.Close()
-		m, err := unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-		require.NoError(t, err)
-		defer func() { require.NoError(t, unix.Munmap(m)) }()
-		m[1] = 'M' // dirty
+		m, _ := s.maps(t, filepath.Join(s.mnt, name), 4096)
+		m.do("store", 1, 'M') // dirty
 		sh(t, s.source, "mkdir -p out; mv "+name+" out/moved; rmdir dir 2>/dev/null || true")
 		require.Eventually(t, func() bool { s.idle(); return s.fs.kept.count() == 0 }, eventually, tick)
-		_, err = f.WriteAt([]byte("W"), 0)
-		require.NoError(t, err)
-		m[2] = 'N'
-		require.NoError(t, unix.Msync(m, unix.MS_SYNC))
-		require.NoError(t, f.Sync())
-		_, err = f.Stat()
-		require.NoError(t, err)
+		m.do("write", 0, 'W')
+		m.do("store", 2, 'N')
+		m.do("sync", 0, 0)
+		m.do("stat", 0, 0)
 		home, err := os.ReadFile(filepath.Join(s.source, "out/moved"))
 		require.NoError(t, err)
 		require.Equal(t, "WMN", string(home[:3]))
@@ -241,25 +235,19 @@ func TestUnseenFileRemovedInSourceIsLetGo(t *testing.T) {
 // write it.
 func TestUnseenOpensSeeChangesInSource(t *testing.T) {
 	s := mountUnseen(t, withFiles(t, map[string]string{"f": strings.Repeat("-", 3*4096), "gone": "x"}))
-	f, err := os.OpenFile(filepath.Join(s.mnt, "f"), os.O_RDWR, 0)
+	f, err := os.Open(filepath.Join(s.mnt, "f"))
 	require.NoError(t, err)
 	defer f.Close()
-	m, err := unix.Mmap(int(f.Fd()), 0, 3*4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	require.NoError(t, err)
-	defer func() { require.NoError(t, unix.Munmap(m)) }()
+	m, _ := s.maps(t, filepath.Join(s.mnt, "f"), 3*4096)
 	for i := range 20 {
 		mark := byte('a' + i)
-		m[8192] = mark
-		_, err := f.WriteAt([]byte{mark}, 4096)
-		require.NoError(t, err)
+		m.do("store", 8192, mark)
+		m.do("write", 4096, mark)
 		sh(t, s.source, fmt.Sprintf(`printf %%s "%c" | dd of=f bs=1 seek=%d conv=notrunc status=none`, mark, 5))
-		require.Eventually(t, func() bool {
-			var b [1]byte
-			_, err := f.ReadAt(b[:], 5)
-			return err == nil && b[0] == mark && m[5] == mark
-		}, eventually, tick)
-		require.Equal(t, mark, m[4096])
-		require.Equal(t, mark, m[8192])
+		require.Eventually(t, func() bool { return m.do("read", 5, 0) == mark && m.do("load", 5, 0) == mark }, eventually,
+			tick)
+		require.Equal(t, mark, m.do("load", 4096, 0))
+		require.Equal(t, mark, m.do("load", 8192, 0))
 	}
 	sh(t, s.source, "echo more >> f; rm gone; echo new > new")
 	s.lists(t, "", "f", "new")
