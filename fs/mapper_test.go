@@ -66,8 +66,8 @@ func init() {
 	}
 }
 
-// mapper is a process with an open and mapped file. A process must not touch mappings of its own mount: its runtime would
-// wait for the page, and the daemon for the runtime.
+// mapper is a process with an open and mapped file. A process must not touch mappings of its own mount: its runtime
+// would wait for the page, and the daemon for the runtime.
 type mapper struct {
 	t   *testing.T
 	in  io.WriteCloser
