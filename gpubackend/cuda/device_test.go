@@ -108,9 +108,11 @@ func (readOnlyView) Store([]byte, int64) error { return errors.New("view for rea
 // TestOpenUnwinds makes each driver call of Open fail once: nothing stays allocated, and the error says what failed.
 func TestOpenUnwinds(t *testing.T) {
 	defer goleak.VerifyNone(t)
+	const copiers = inCopiers + outCopiers + peerCopiers
 	for call, times := range map[string]int{
-		"cuDevicePrimaryCtxRetain": 1, "cuCtxSetCurrent": 1, "cuStreamCreate": 5, "cuModuleLoadDataEx": 1,
-		"cuModuleGetFunction": 6, "cuEventCreate": 12, "cuMemAlloc": 1, "cuMemHostAlloc": 10, "cuMemcpyHtoDAsync": 1,
+		"cuDevicePrimaryCtxRetain": 1, "cuCtxSetCurrent": 1, "cuStreamCreate": 3 + copiers, "cuModuleLoadDataEx": 1,
+		"cuModuleGetFunction": 6, "cuEventCreate": 3 + copiers*chunks, "cuMemAlloc": 1,
+		"cuMemHostAlloc": 1 + (inCopiers+outCopiers)*chunks, "cuMemcpyHtoDAsync": 1,
 	} {
 		for after := range times {
 			g := newFake()
