@@ -71,9 +71,9 @@ func NewDevice(dev gpubackend.Device, order schedule.Discipline, watch *live.Fee
 	return d
 }
 
-// In copies from the host to the device. This and the following methods wait for their turn and for the call, except
-// Zero. class is the purpose. ctx names the tenant (WithTenant), may say that it is read-ahead (Ahead), and can end the wait and the
-// call.
+// In copies from the host to the device. This and the following methods wait for their turn (except Zero) and for the
+// call. class is the purpose. ctx names the tenant (WithTenant), may mark read-ahead (Ahead), and can end the wait and
+// the call.
 func (d *Device) In(ctx context.Context, class Class, pieces []gpubackend.Copy) error {
 	calls := cut(pieces, d.piece(), copySize, splitCopy)
 	return d.inTurn(ctx, class, In, sizes(calls, copySize), func(i int) error { return d.dev.CopyIn(ctx, calls[i]) })
@@ -98,7 +98,7 @@ func (d *Device) Patch(ctx context.Context, class Class, patches []gpubackend.Pa
 	return d.inTurn(ctx, class, In, sizes(calls, patchSize), func(i int) error { return d.dev.Patch(ctx, calls[i]) })
 }
 
-// Zero stores zeros into the n bytes of mem at byte offset off. It takes nothing of the link, so it waits for no turn.
+// Zero stores zeros into the n bytes of mem at byte offset off. It does not use the link, so it waits for no turn.
 func (d *Device) Zero(ctx context.Context, class Class, mem gpubackend.Memory, off, n int64) error {
 	began := time.Now()
 	err := d.dev.Zero(ctx, mem, off, n)
@@ -108,53 +108,49 @@ func (d *Device) Zero(ctx context.Context, class Class, mem gpubackend.Memory, o
 	return err
 }
 
-// mostInTurn is how many bytes of a transfer go before later transfers of its class.
+// mostInTurn is how many bytes a transfer may move before a later one of its class has its turn.
 const mostInTurn = 16 << 20
 
 // inTurn makes calls that move so many bytes each, each when its turn has come. As many of them queue or are in progress
-// at a time as there may be pieces in flight, so that the most urgent transfer can have all of these.
+// at once as there may be pieces in flight, so the most urgent transfer can have all of that.
 func (d *Device) inTurn(ctx context.Context, class Class, way Way, sizes []int64, call func(i int) error) error {
 	var mu sync.Mutex
-	next, failed := 0, error(nil)
-	first, left := schedule.ID(0), int64(0)
-	take := func(err error) (i int, ok bool) {
+	var (
+		next   int   // the first call that has not queued
+		failed error // the first error: no more calls queue
+		first  schedule.ID
+		left   int64 // bytes that may still queue after first
+	)
+	// ask ends a call, unless its ID is 0, and queues the next one, if there is one.
+	ask := func(ended schedule.ID, err error) (i int, r asked, ok bool) {
 		mu.Lock()
 		defer mu.Unlock()
 		if failed == nil {
 			failed = err
 		}
+		if i = next; i == len(sizes) || failed != nil {
+			d.end(ended)
+			return i, r, false
+		}
 		next++
-		return next - 1, next <= len(sizes) && failed == nil
-	}
-	ask := func(i int, ended schedule.ID) asked {
-		mu.Lock()
-		defer mu.Unlock()
 		if left -= sizes[i]; left < 0 {
 			first, left = 0, mostInTurn-sizes[i]
 		}
-		r := d.endAndAsk(ctx, ended, schedule.Request{Class: class, Size: sizes[i], After: first})
+		r = d.endAndAsk(ctx, ended, schedule.Request{Class: class, Size: sizes[i], After: first})
 		first = cmp.Or(first, r.ID)
-		return r
+		return i, r, true
 	}
 	work := func() {
-		i, ok := take(nil)
-		if !ok {
-			return
-		}
-		for r := ask(i, 0); ; r = ask(i, r.ID) {
-			if err := d.await(ctx, r); err != nil {
-				take(err)
-				return
-			}
-			began := time.Now()
-			err := call(i)
+		for i, r, ok := ask(0, nil); ok; {
+			err, ended := d.await(ctx, r), schedule.ID(0)
 			if err == nil {
-				d.tally(r.Class, way, sizes[i], began)
+				began := time.Now()
+				if err = call(i); err == nil {
+					d.tally(r.Class, way, sizes[i], began)
+				}
+				ended = r.ID
 			}
-			if i, ok = take(err); !ok {
-				d.end(r.ID)
-				return
-			}
+			i, r, ok = ask(ended, err)
 		}
 	}
 	var others sync.WaitGroup
@@ -175,9 +171,7 @@ type asked struct {
 // endAndAsk ends a call, unless its ID is 0, and queues an Own request, before another one begins.
 func (d *Device) endAndAsk(ctx context.Context, ended schedule.ID, r schedule.Request) asked {
 	d.mu.Lock()
-	if ended != 0 {
-		d.endLocked(ended)
-	}
+	d.endLocked(ended)
 	w := &waiter{}
 	r.Class, r.Own, r.Tenant = classIn(ctx, r.Class), true, tenantOf(ctx)
 	r = d.arriveLocked(r, w)
@@ -319,7 +313,7 @@ func (d *Device) work(c call) {
 	}
 }
 
-// end ends a call, named by its first request.
+// end ends a call, named by its first request, unless that is 0.
 func (d *Device) end(first schedule.ID) { d.carryOutAll(d.endNext(first)) }
 
 func (d *Device) endNext(first schedule.ID) []call {
@@ -330,9 +324,10 @@ func (d *Device) endNext(first schedule.ID) []call {
 }
 
 func (d *Device) endLocked(first schedule.ID) {
-	requests := d.begun[first]
-	delete(d.begun, first)
-	d.order.End(requests)
+	if requests, ok := d.begun[first]; ok {
+		delete(d.begun, first)
+		d.order.End(requests)
+	}
 }
 
 // Close prevents new Reads, and asks those in progress to stop. The other methods still work.

@@ -95,25 +95,27 @@ func TestPieces(t *testing.T) {
 // for another would take a part of what may be in flight, and move nothing.
 func TestPiecesBeginTogether(t *testing.T) {
 	b := newBench(t, &schedule.Priority{Preemptive: true})
-	const together = schedule.InFlight / schedule.CallBytes
-	list := make([]gpubackend.Copy, together+1)
+	list := make([]gpubackend.Copy, inFlight+1)
 	for i := range list {
 		list[i] = gpubackend.Copy{Mem: b.mem, Host: make([]byte, emulated.Granularity)}
 	}
 	gate := b.dev.Hold(faulty.CopyOut)
 	var all sync.WaitGroup
 	all.Go(func() { assert.NoError(t, b.Out(t.Context(), WriteBack, list)) })
-	assert.Eventually(t, func() bool { return b.dev.Calls(faulty.CopyOut) == together }, patient, time.Millisecond)
+	assert.Eventually(t, func() bool { return b.dev.Calls(faulty.CopyOut) == inFlight }, patient, time.Millisecond)
 	gate.Open()
 	all.Wait()
-	require.Equal(t, together+1, b.dev.Calls(faulty.CopyOut))
+	require.Equal(t, inFlight+1, b.dev.Calls(faulty.CopyOut))
 	for i := range list {
 		require.Equal(t, list[0].Host, list[i].Host)
 		require.EqualValues(t, 5, list[i].Host[5*page.Size])
 	}
 }
 
-// TestTransfersOneAfterAnother: a transfer waits until the pieces of an earlier one of its class are done, up to
+// inFlight is how many pieces are in flight at once.
+const inFlight = schedule.InFlight / schedule.CallBytes
+
+// TestTransfersOneAfterAnother: a transfer waits until the pieces of an earlier one of its class have begun, up to
 // mostInTurn.
 func TestTransfersOneAfterAnother(t *testing.T) {
 	b := newBench(t, &schedule.Priority{Preemptive: true})
@@ -124,9 +126,7 @@ func TestTransfersOneAfterAnother(t *testing.T) {
 	gate := b.dev.Hold(faulty.CopyOut)
 	var all sync.WaitGroup
 	all.Go(func() { assert.NoError(t, b.Out(t.Context(), Acquire, long)) })
-	assert.Eventually(t, func() bool {
-		return b.dev.Calls(faulty.CopyOut) == schedule.InFlight/schedule.CallBytes
-	}, patient, time.Millisecond)
+	assert.Eventually(t, func() bool { return b.dev.Calls(faulty.CopyOut) == inFlight }, patient, time.Millisecond)
 	outs := 0
 	all.Go(func() {
 		assert.NoError(t, b.In(t.Context(), Acquire, long[:1]))
@@ -139,7 +139,8 @@ func TestTransfersOneAfterAnother(t *testing.T) {
 	}, patient, time.Millisecond)
 	gate.Open()
 	all.Wait()
-	require.GreaterOrEqual(t, outs, mostInTurn/emulated.Granularity-1)
+	// The other pieces in flight may have begun without having reached the device.
+	require.GreaterOrEqual(t, outs, mostInTurn/emulated.Granularity-(inFlight-1))
 }
 
 // TestPiecesBecomeUrgent: later pieces are more urgent than the first, and none begins and then waits for the first.
@@ -160,14 +161,15 @@ func TestPiecesBecomeUrgent(t *testing.T) {
 	all.Wait()
 }
 
-// TestZeroTakesNoLink: while a device zeroes much memory, a transfer begins.
+// TestZeroTakesNoLink: while a device zeroes as much as may be in flight, a transfer begins.
 func TestZeroTakesNoLink(t *testing.T) {
 	b := newBench(t, &schedule.Priority{Preemptive: true})
 	gate := b.dev.Hold(faulty.Zero)
 	var zeroed sync.WaitGroup
-	zeroed.Go(func() { assert.NoError(t, b.Zero(t.Context(), Acquire, b.mem, 0, emulated.Granularity)) })
-	<-gate.Arrived()
-	zeroed.Go(func() { assert.NoError(t, b.Zero(t.Context(), Acquire, b.mem, 0, emulated.Granularity)) })
+	for range inFlight {
+		zeroed.Go(func() { assert.NoError(t, b.Zero(t.Context(), Acquire, b.mem, 0, emulated.Granularity)) })
+	}
+	assert.Eventually(t, func() bool { return b.dev.Calls(faulty.Zero) == inFlight }, patient, time.Millisecond)
 	require.NoError(t, b.In(t.Context(), Prefetch,
 		[]gpubackend.Copy{{Mem: b.mem, Host: make([]byte, emulated.Granularity)}}))
 	gate.Open()
