@@ -74,7 +74,7 @@ func (m *Mapping) fetch(rg page.Range) error {
 // somebody waits for the file, its transfers are as urgent as those of an acquire.
 func (m *Mapping) acquireAhead(rg page.Range) {
 	f, pages := m.f, int64(0)
-	ctx := mover.Ahead(mover.WithTenant(m.life, m.user), m.f.mu.Awaited)
+	ctx := mover.Ahead(mover.WithTenant(m.life, m.user), f.mu.Awaited)
 	var err error
 	for rest := rg; err == nil; {
 		m.readAheadMu.Lock()
@@ -82,7 +82,7 @@ func (m *Mapping) acquireAhead(rg page.Range) {
 			rest.End, m.queue = m.queue[0].End, m.queue[1:]
 		}
 		m.readAheadMu.Unlock()
-		if err = f.mu.LockAhead(ctx); err != nil {
+		if err = f.mu.LockLaterIn(ctx); err != nil {
 			break
 		}
 		if rest = rest.Intersect(f.fileRangeLocked()); rest.Empty() {

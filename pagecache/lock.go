@@ -20,10 +20,9 @@ type fileLock struct {
 	rw      sync.RWMutex
 	readers atomic.Int32
 	// when the hold, or the first of several overlapping read holds, began: nanoseconds since lockEpoch; 0 for none
-	since atomic.Int64
-	ended atomic.Int64 // when the last read hold ended
-	// waiting counts those that wait, except in LockAhead and LockLater
-	waiting atomic.Int32
+	since   atomic.Int64
+	ended   atomic.Int64 // when the last read hold ended
+	waiting atomic.Int32 // callers of Lock and RLock that wait
 }
 
 var lockEpoch = time.Now()
@@ -39,14 +38,14 @@ func (l *fileLock) Lock() {
 	}
 }
 
-// LockLater is Lock for work that no program waits for. It does not count as waiting.
+// LockLater is Lock for work that no program waits for. Its wait does not make the lock Awaited.
 func (l *fileLock) LockLater() {
 	l.rw.Lock()
 	l.since.Store(l.now())
 }
 
-// LockAhead is LockIn for read-ahead, which does not count as waiting.
-func (l *fileLock) LockAhead(ctx context.Context) error {
+// LockLaterIn is LockIn for such work.
+func (l *fileLock) LockLaterIn(ctx context.Context) error {
 	return l.waitIn(ctx, l.TryLock, l.LockLater, l.Unlock)
 }
 

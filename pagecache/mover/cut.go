@@ -24,15 +24,15 @@ func tenantOf(ctx context.Context) uint32 {
 // aheadKey is the key of the function in an Ahead context.
 type aheadKey struct{}
 
-// Ahead returns a context for read-ahead. Its transfers are of class Prefetch instead of Acquire. Once waited reports
-// true, somebody waits for them after all: what has not queued yet is of class Acquire. waited must not block.
-func Ahead(ctx context.Context, waited func() bool) context.Context {
-	return context.WithValue(ctx, aheadKey{}, waited)
+// Ahead returns a context for read-ahead. Its transfers are of class Prefetch instead of Acquire. While awaited reports
+// true, somebody waits for them after all, and what then queues is of class Acquire. awaited must not block.
+func Ahead(ctx context.Context, awaited func() bool) context.Context {
+	return context.WithValue(ctx, aheadKey{}, awaited)
 }
 
-// classIn returns the class of a transfer of class c that queues now.
+// classIn returns the class of a request that queues now, for a transfer of class c.
 func classIn(ctx context.Context, c Class) Class {
-	if waited, ok := ctx.Value(aheadKey{}).(func() bool); ok && c == Acquire && !waited() {
+	if awaited, ok := ctx.Value(aheadKey{}).(func() bool); ok && c == Acquire && !awaited() {
 		return Prefetch
 	}
 	return c

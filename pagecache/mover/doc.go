@@ -17,8 +17,8 @@
 //	  │
 //	  └─ctx ends──▶ not begun: the error is that of the context, and no byte has moved
 //
-// If the discipline asks for pieces, a transfer is made in several calls, each with its own turn. Some of them queue or
-// are under way at a time. The discipline may change meanwhile (SetOrder).
+// If the discipline asks for pieces, a transfer is made in several calls, each with its own turn. As many of them queue
+// or are in progress at once as may be in flight. The discipline may change meanwhile (SetOrder).
 //
 // After its turn, the transfer ends when the device's call ends. The context reaches that call, which may stop between
 // pieces: after an error, any of the bytes may have moved. The buffers and the memory belong to the call while it runs,

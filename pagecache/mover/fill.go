@@ -49,19 +49,20 @@ func Readers() int { return min(max(2, readingCores()), MaxReaders) }
 // readingCores is how many cores may read from home. It leaves some to copies and to programs.
 func readingCores() int { return runtime.GOMAXPROCS(0) * 3 / 4 }
 
-// goroutinesLocked is how many goroutines work for the Fill, beside others of its device.
+// goroutinesLocked is how many goroutines work for the Fill, next to other Fills of its device.
 func (p *Fill) goroutinesLocked() int {
 	return goroutinesWith(goroutinesOf(p.Device.sharers()), p.relaysLocked())
 }
 
-// goroutinesWith is how many goroutines work for a Fill with so many relays, of which own work for the own link: some
-// send, and the others read. If more in all read, they take turns on the cores, and what they read leaves a core's cache
-// before the device copies it. Each relay's link wants as many as the own link, and one more that waits for it.
+// goroutinesWith is how many goroutines work for a Fill with so many relays. own of them work for its own link: some
+// send, and the others read. If more than readingCores worked, they would take turns on the cores, and what they read
+// would leave a core's cache before the device copies it. Each relay's link wants as many as the own link, and one more
+// that waits for it.
 func goroutinesWith(own, relays int) int {
 	return max(own, min(own*(1+relays), readingCores())) + relays
 }
 
-// buffered is how many bytes a Fill reads ahead of its links, if pieces are large.
+// buffered is how many bytes of buffers a Fill of large pieces uses.
 func buffered(goroutines, relays int) int { return goroutines*PieceBytes + (senders+relays)*callBytes }
 
 // goroutinesOf is how many goroutines work for the own link of one of n Fills.

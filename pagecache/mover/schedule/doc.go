@@ -27,7 +27,7 @@
 // Tanasić, chapter 5, whose tokens are multiprocessors; here they are bytes in flight. Priority serves the most urgent
 // class. If it is preemptive, transfers come in pieces, so an urgent one waits only for the pieces in flight, not for
 // whole transfers. Shares gives each tenant a part of the bytes in flight by weight. A tenant may go into debt and take
-// more if no other tenant with tokens left waits.
+// more if no other tenant with tokens for its request waits.
 //
 // Except for FCFS, no discipline lets a request starve: a request that was overtaken by mostPassed bytes is next. FCFS
 // serves requests that nobody waits for only when there are no others.

@@ -3,8 +3,8 @@ package schedule
 import "slices"
 
 const (
-	// MostCalls is the number of calls that are in progress at once. FCFS does not count those of Own requests. A small
-	// call takes as long to start and to end as to carry out.
+	// MostCalls is the most calls that are in progress at once. FCFS does not count those of Own requests. A small call
+	// takes as long to start and to end as to carry out.
 	MostCalls = 4
 	// CallBytes is about the size of a call, and of a piece. Requests that arrive while calls are in progress go
 	// together.

@@ -36,8 +36,8 @@ type Request struct {
 	Size int64
 	// Tenant is the user on whose behalf the transfer is, 0 for nobody in particular.
 	Tenant uint32
-	// After is the first piece of a transfer of which this is a later one, or 0. Among equals, a piece goes where that one
-	// went, because a requester that goes on need not be woken.
+	// After is an earlier piece of the same transfer, or 0. A piece has the place in line that the earlier one had, so the
+	// transfer goes on before later ones of its class begin. Its requester is running, and need not be woken.
 	After ID
 	// Own means that the requester makes the device's call itself. So the request shares its call with no other.
 	Own bool
@@ -58,7 +58,6 @@ type Discipline interface {
 	End(call []Request)
 	// Resume tells a Discipline that replaces another one of a call in progress.
 	Resume(call []Request)
-	// Piece returns the most bytes that one request may have. Larger transfers come in pieces, one after the other. 0
-	// means any size.
+	// Piece returns the most bytes that one request may have. Larger transfers come in pieces. 0 means any size.
 	Piece() int64
 }

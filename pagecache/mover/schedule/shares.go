@@ -10,7 +10,7 @@ import (
 // Algorithm 1 as printed compares the tokens of the richest and the poorest, so it never serves a lone client).
 //
 // A tenant with requests has tokens: its part of InFlight by weight, minus its bytes in flight. Tenants with tokens for
-// their requests go first. A tenant without goes into debt if there is room that nobody else claims. Among equals, the
+// their next request go first. Others go into debt if there is room that nobody else claims. Among equals, the
 // tenant that was served least for its weight is next; a tenant that pauses does not catch up later. Requests that
 // nobody waits for begin only if no tenant has a request that somebody waits for.
 type Shares struct {

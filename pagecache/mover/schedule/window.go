@@ -7,8 +7,8 @@ import (
 
 const (
 	// InFlight is the most bytes in flight of disciplines that bound them, except for a single larger request. With two
-	// pieces a GPU's link is idle for a quarter of the time, because each call takes as long to begin and to end as to
-	// move a piece. With four it carries no more than with three, and urgent requests wait longer.
+	// pieces, a GPU's link is idle for a quarter of the time, because a call takes as long to begin and to end as to move
+	// a piece. With four it moves no more than with three, and urgent requests wait longer.
 	InFlight = 3 * CallBytes
 	// mostPassed is how many bytes may overtake a request: 5 ms of a link of 51 GB/s.
 	mostPassed = 256 << 20
@@ -27,8 +27,8 @@ type waiting struct {
 	since int64
 }
 
-// fits reports whether a request may begin. Small requests are bounded by number: the device serves few calls at once,
-// and in order of arrival, so more of them would keep an urgent one waiting there.
+// fits reports whether a request may begin. The number of calls is bounded, too: the device carries out few at once, in
+// order of arrival, so an urgent one would have to wait there for many small ones.
 func (w *window) fits(r Request) bool {
 	calls := 0
 	for _, n := range w.classes {
@@ -60,15 +60,14 @@ func (w *window) above(c Class) bool {
 	return slices.ContainsFunc(w.classes[:c], func(n int) bool { return n > 0 })
 }
 
-// place is the ID by which a request is in line.
+// place is the ID that decides where a request is in line.
 func (x waiting) place() ID { return cmp.Or(x.After, x.ID) }
 
 // line has waiting requests by class, and then by arrival of their transfers.
 type line []waiting
 
 func (l *line) add(x waiting) {
-	at, _ := slices.BinarySearchFunc(*l, x, func(a,
-		b waiting) int {
+	at, _ := slices.BinarySearchFunc(*l, x, func(a, b waiting) int {
 		return cmp.Or(cmp.Compare(a.Class, b.Class), cmp.Compare(a.place(), b.place()), cmp.Compare(a.ID, b.ID))
 	})
 	*l = slices.Insert(*l, at, x)
