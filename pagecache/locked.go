@@ -332,7 +332,7 @@ func (f *File) unlockHomeLocked() {
 	}
 	f.locking.bytes.Store(0)
 	f.locking.relock.Store(true)
-	l.memory.Leave()
+	l.memory.Retire()
 	f.c.reads.Add(1)
 	_ = f.closeUnread(func() error {
 		go func() { // it takes as long as locking did
@@ -386,7 +386,7 @@ func (c *Cache) unlockFor(ctx context.Context) error {
 		}
 		f.mu.Unlock()
 	}
-	return c.pinned.WaitLeft(ctx)
+	return c.pinned.WaitRetired(ctx)
 }
 
 // errnoOf returns the errno that err wraps, EIO if there is none.

@@ -78,7 +78,7 @@ var pagecachePlants = []plant{
 	{
 		name: "locked pages: those that are unlocked and still read are in the way of others",
 		file: "pagecache/locked.go",
-		old:  "	l.memory.Leave()\n",
+		old:  "	l.memory.Retire()\n",
 		new:  "",
 		nets: []net{{pkg: "pagecache", run: "TestPinWhileOthersAreUnlocked"}},
 	},

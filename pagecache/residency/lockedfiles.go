@@ -8,29 +8,30 @@ import (
 )
 
 // Pages of files in the host's page cache can be locked there, so that devices copy from them. They count as pinned
-// memory, and nothing evicts them. Memory leaves if its file is no longer pinned, or if the owner of a FileMemory says
-// so. It is in use until it is given back. But it is in nobody's way: what is asked for next waits for it.
+// memory, and nothing evicts them. Their memory is retired once the file is no longer pinned, or once Retire is called.
+// Retired memory is used until Free, because devices may still copy from it. But nobody is charged for it, and whoever
+// needs it waits for it.
 
 // LockedFile is a file whose pages are locked.
 type LockedFile interface {
-	// PinnedOnHost reports whether the file's pages shall stay locked, and on whose account. It takes no lock, because
-	// it is called with Pinned.mu held.
+	// PinnedOnHost reports whether the file's pages shall stay locked, and who is charged. It takes no lock, because it
+	// is called with Pinned.mu held.
 	PinnedOnHost() (by Tenant, pinned bool)
 }
 
 // FileMemory is pinned memory for locked pages of a file.
 type FileMemory struct {
-	p     *Pinned
-	file  LockedFile
-	bytes int64
-	has   bool // bytes are part of Pinned.used; protected by p.mu
-	left  bool // Leave was called; protected by p.mu
+	p       *Pinned
+	file    LockedFile
+	bytes   int64
+	used    bool // bytes are part of Pinned.used; protected by p.mu
+	retired bool // Retire was called; protected by p.mu
 }
 
-// staysLocked reports whether the memory does not leave, and on whose account. p.mu is held.
-func (m *FileMemory) staysLocked() (by Tenant, stays bool) {
+// charged reports who is charged for the memory, unless it is retired. p.mu is held.
+func (m *FileMemory) charged() (by Tenant, is bool) {
 	by, pinned := m.file.PinnedOnHost()
-	return by, pinned && !m.left
+	return by, pinned && !m.retired
 }
 
 // SetShare changes the part of the pool that the locked pages of one limited user's files may take.
@@ -40,8 +41,8 @@ func (p *Pinned) SetShare(share float64) {
 	p.share = share
 }
 
-// CheckFile returns an error if n bytes of a user's file cannot be locked instead of what the file has: ENOSPC for more
-// than the pool has for files, EDQUOT for more than the user's share.
+// CheckFile returns an error if n bytes of a user's file cannot be locked in place of those that the file has locked:
+// ENOSPC for more than the pool has for files, EDQUOT for more than the user's share.
 func (p *Pinned) CheckFile(file LockedFile, by Tenant, n int64) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -49,11 +50,11 @@ func (p *Pinned) CheckFile(file LockedFile, by Tenant, n int64) error {
 }
 
 func (p *Pinned) checkFileLocked(file LockedFile, by Tenant, n int64) error {
-	var others, own int64 // what stays of other files, and of other files of the user
+	var others, own int64 // what is charged for other files: to anybody, and to the user
 	for m := range p.files {
-		owner, stays := m.staysLocked()
+		owner, charged := m.charged()
 		switch {
-		case !stays:
+		case !charged:
 		case m.file != file:
 			others += m.bytes
 			if owner.User == by.User {
@@ -76,7 +77,8 @@ func (p *Pinned) checkFileLocked(file LockedFile, by Tenant, n int64) error {
 	return nil
 }
 
-// CheckRoom returns an error if LockFile would fail now. It frees nothing, and does not block.
+// CheckRoom returns an error if LockFile would fail now. While spares are being made or freed, LockFile may still fail
+// later. CheckRoom frees nothing, and does not block.
 func (p *Pinned) CheckRoom(file LockedFile, n int64) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -85,14 +87,10 @@ func (p *Pinned) CheckRoom(file LockedFile, n int64) error {
 
 func (p *Pinned) checkRoomLocked(file LockedFile, n int64) error {
 	by, _ := file.PinnedOnHost()
-	if err := p.checkFileLocked(file, by, n); err != nil || len(p.working) > 0 { // what becomes of spares is open
+	if err := p.checkFileLocked(file, by, n); err != nil || len(p.working) > 0 {
 		return err
 	}
-	extents := p.used - p.filesLocked()
-	for _, s := range p.spares {
-		extents -= s.mem.Size()
-	}
-	files := p.stayingLocked()
+	files, extents := p.chargedLocked(), p.used-p.filesLocked()-p.sparesLocked()
 	if n+files+extents <= p.limit {
 		return nil
 	}
@@ -102,9 +100,8 @@ func (p *Pinned) checkRoomLocked(file LockedFile, n int64) error {
 		humanize.IBytes(uint64(files)), humanize.IBytes(uint64(extents)))
 }
 
-// LockFile returns memory for n bytes of a file that are about to be locked. If it needs that of spares, it frees them,
-// which may block on a device. It waits for memory that leaves. It fails as CheckFile does, or with ENOSPC if extents
-// use the memory.
+// LockFile returns memory for n bytes of a file that are about to be locked. If need be, it frees spares, which may
+// block on a device, and waits for retired memory. It fails as CheckFile does, or with ENOSPC if extents use the memory.
 func (p *Pinned) LockFile(ctx context.Context, file LockedFile, n int64) (*FileMemory, error) {
 	for {
 		m := &FileMemory{p: p, file: file, bytes: n}
@@ -117,7 +114,7 @@ func (p *Pinned) LockFile(ctx context.Context, file LockedFile, n int64) (*FileM
 		if err != nil {
 			return nil, err
 		}
-		if err = p.roomOnceLeft(ctx, n, m); err == nil {
+		if err = p.waitRoom(ctx, n, m); err == nil {
 			return m, nil
 		}
 		m.Free()
@@ -127,78 +124,68 @@ func (p *Pinned) LockFile(ctx context.Context, file LockedFile, n int64) (*FileM
 	}
 }
 
-// Leave says that Free will be called as soon as nobody reads the pages.
-func (m *FileMemory) Leave() {
+// Retire says that Free will be called as soon as nobody reads the pages.
+func (m *FileMemory) Retire() {
 	m.p.mu.Lock()
 	defer m.p.mu.Unlock()
-	m.left = true
+	m.retired = true
 }
 
 // Free gives the memory back. The pages are not locked any more.
 func (m *FileMemory) Free() {
 	m.p.mu.Lock()
 	delete(m.p.files, m)
-	if m.has {
+	if m.used {
 		m.p.used -= m.bytes
 	}
 	m.p.mu.Unlock()
 	m.p.notify()
 }
 
-// Files returns the bytes that locked files have.
+// Files returns the bytes that locked files use.
 func (p *Pinned) Files() int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.filesLocked()
 }
 
-func (p *Pinned) filesLocked() (bytes int64) {
+func (p *Pinned) filesLocked() int64 {
+	return p.sumLocked(func(m *FileMemory) bool { return m.used })
+}
+
+// chargedLocked returns the bytes that files use or wait for, and that are not retired. p.mu is held.
+func (p *Pinned) chargedLocked() int64 {
+	return p.sumLocked(func(m *FileMemory) bool { _, charged := m.charged(); return charged })
+}
+
+// retiredLocked returns the retired bytes that are still used. p.mu is held.
+func (p *Pinned) retiredLocked() int64 {
+	return p.sumLocked(func(m *FileMemory) bool { _, charged := m.charged(); return m.used && !charged })
+}
+
+func (p *Pinned) sumLocked(counts func(m *FileMemory) bool) (bytes int64) {
 	for m := range p.files {
-		if m.has {
+		if counts(m) {
 			bytes += m.bytes
 		}
 	}
 	return bytes
 }
 
-// stayingLocked returns the bytes that files have, or will have once others have left. p.mu is held.
-func (p *Pinned) stayingLocked() (bytes int64) {
-	for m := range p.files {
-		if _, stays := m.staysLocked(); stays {
-			bytes += m.bytes
-		}
-	}
-	return bytes
-}
-
-// leaving returns how much leaves, and a channel that is closed when some has left.
-func (p *Pinned) leaving() (bytes int64, changed <-chan struct{}) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.leavingLocked(), p.watchLocked()
-}
-
-func (p *Pinned) leavingLocked() (bytes int64) {
-	for m := range p.files {
-		if _, stays := m.staysLocked(); m.has && !stays {
-			bytes += m.bytes
-		}
-	}
-	return bytes
-}
-
-// WaitLeft waits until no more is in use than the limit, or until nothing leaves any more.
-func (p *Pinned) WaitLeft(ctx context.Context) error {
-	_ = p.roomOnceLeft(ctx, 0, nil) // fails if others exceed the limit
+// WaitRetired waits until no more is used than the limit, or until no memory is retired.
+func (p *Pinned) WaitRetired(ctx context.Context) error {
+	_ = p.waitRoom(ctx, 0, nil) // fails if what is not retired exceeds the limit
 	return ctx.Err()
 }
 
-// roomOnceLeft is room, but also waits for what leaves.
-func (p *Pinned) roomOnceLeft(ctx context.Context, size int64, m *FileMemory) error {
+// waitRoom is room, but also waits for retired memory.
+func (p *Pinned) waitRoom(ctx context.Context, size int64, m *FileMemory) error {
 	for {
-		leaving, changed := p.leaving()
+		p.mu.Lock()
+		retired, changed := p.retiredLocked(), p.watchLocked()
+		p.mu.Unlock()
 		err := p.room(size, m)
-		if err == nil || leaving == 0 {
+		if err == nil || retired == 0 {
 			return err
 		}
 		select {
@@ -209,7 +196,7 @@ func (p *Pinned) roomOnceLeft(ctx context.Context, size int64, m *FileMemory) er
 	}
 }
 
-// forExtents returns how many bytes extents may have: what locked pages of files leave.
+// forExtents returns how many bytes extents may have: those for which no file is charged.
 func (p *Pinned) forExtents() int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -218,4 +205,4 @@ func (p *Pinned) forExtents() int64 {
 
 // forExtentsLocked is forExtents with mu held. After SetLimit, files may have more than the limit, until they are
 // unlocked.
-func (p *Pinned) forExtentsLocked() int64 { return max(p.limit-p.stayingLocked(), 0) }
+func (p *Pinned) forExtentsLocked() int64 { return max(p.limit-p.chargedLocked(), 0) }

@@ -29,7 +29,7 @@ func TestLockedFilesOverTheLimit(t *testing.T) {
 	require.ErrorIs(t, err, syscall.ENOSPC)
 	require.ErrorContains(t, err, "pinned files leave 0 B")
 	first.pinned = false
-	require.False(t, p.Over(), "it leaves")
+	require.False(t, p.Over(), "its memory is retired")
 	require.EqualValues(t, granule, p.forExtents())
 	require.NoError(t, p.CheckRoom(next, granule))
 	require.EqualValues(t, 4*granule, p.Files())
@@ -63,26 +63,25 @@ func TestLockedFilesBesideSpares(t *testing.T) {
 	p.unused(granule)
 }
 
-// TestWaitForLockedFile: a file waits for another one that leaves, and takes nothing if it does not wait to the end.
+// TestWaitForLockedFile: a file waits for retired memory of another one. It takes nothing if it gives up.
 func TestWaitForLockedFile(t *testing.T) {
 	p, first, next := NewPinned(4*granule), &lockedFile{pinned: true}, &lockedFile{pinned: true}
 	m, err := p.LockFile(t.Context(), first, 3*granule)
 	require.NoError(t, err)
 	_, err = p.LockFile(t.Context(), next, 2*granule)
 	require.ErrorIs(t, err, syscall.ENOSPC)
-	m.Leave()
+	m.Retire()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err = p.LockFile(ctx, next, 2*granule)
 	require.ErrorIs(t, err, context.Canceled)
-	require.ErrorIs(t, p.WaitLeft(ctx), context.Canceled)
+	require.ErrorIs(t, p.WaitRetired(ctx), context.Canceled)
 	p.requirePinned(t, 3, 0)
 	require.EqualValues(t, 3*granule, p.Files())
 
 	waiting := &FileMemory{p: p, file: &lockedFile{}, bytes: 2 * granule}
 	p.files[waiting] = struct{}{}
-	leaving, _ := p.leaving()
-	require.EqualValues(t, 3*granule, leaving, "what waits has nothing that it could give back")
+	require.EqualValues(t, 3*granule, p.retiredLocked(), "what waits uses nothing that it could give back")
 	waiting.Free()
 	p.requirePinned(t, 3, 0)
 

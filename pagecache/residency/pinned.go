@@ -138,24 +138,28 @@ func (p *Pinned) SetLimit(bytes int64) {
 	p.notify()
 }
 
-// Over reports whether more is in use than the limit, apart from what leaves. It frees spares first.
+// Over reports whether more is used than the limit, apart from retired memory. It frees spares first.
 func (p *Pinned) Over() bool {
 	if p.room(0, nil) == nil {
 		return false
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.used-p.leavingLocked() > p.limit
+	return p.used-p.retiredLocked() > p.limit
 }
 
 // Used returns the bytes that are pinned now, and how many of them are spares.
 func (p *Pinned) Used() (used, spare int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	return p.used, p.sparesLocked()
+}
+
+func (p *Pinned) sparesLocked() (bytes int64) {
 	for _, s := range p.spares {
-		spare += s.mem.Size()
+		bytes += s.mem.Size()
 	}
-	return p.used, spare
+	return bytes
 }
 
 // nobody is the user of memory that must be free of everyone else: no client has this ID.
@@ -203,7 +207,7 @@ func (p *Pinned) room(size int64, m *FileMemory) error {
 		p.mu.Lock()
 		if p.used+size <= p.limit {
 			if p.used += size; m != nil {
-				m.has = true
+				m.used = true
 			}
 			p.mu.Unlock()
 			return nil
