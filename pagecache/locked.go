@@ -52,12 +52,13 @@ type locking struct {
 	one chan struct{}
 	// spoilt counts changes of home; last is when the last one was, in nanoseconds since the epoch.
 	spoilt, last atomic.Int64
-	// failed is why the pages are not locked, or nil. It ends with the pin.
+	// failed is why the pages are not locked, or nil. It is cleared when the file is unpinned.
 	failed atomic.Pointer[error]
-	// hopeless: locking failed for a reason that will not pass. The background waits for the next use of the file.
-	hopeless atomic.Bool
-	// relock: the pages were locked and then unlocked. Such a file stays attached while it waits for memory.
-	relock atomic.Bool
+	// gaveUp: locking failed, and not for want of memory. The background tries again after the next SetPinning, which
+	// the next use of the file calls.
+	gaveUp atomic.Bool
+	// wasLocked: the pages have been locked before. Such a file stays attached while it waits for memory.
+	wasLocked atomic.Bool
 }
 
 // lockedHome is all pages of a file, locked. It implements mover.Locked.
@@ -105,13 +106,13 @@ func (f *File) PinnedOnHost() (by residency.Tenant, pinned bool) {
 	return p.tenant(f.c), p.Host
 }
 
-// shallLock reports whether the background shall lock the file's pages.
-func (f *File) shallLock() bool { return f.Pinning().Host && !f.locking.hopeless.Load() }
+// shallLock reports whether the pages shall be locked, if need be by the background.
+func (f *File) shallLock() bool { return f.Pinning().Host && !f.locking.gaveUp.Load() }
 
-// staysForLock reports whether the file stays attached because its pages are locked, or shall be. One that found no
-// memory when it was first used does not stay: there may be very many of these.
+// staysForLock reports whether the file stays attached because its pages are locked, or shall be. A file that has found
+// no memory since it was attached does not stay: there may be very many of these.
 func (f *File) staysForLock() bool {
-	return f.shallLock() && (f.locking.relock.Load() || f.locking.failed.Load() == nil)
+	return f.shallLock() && (f.locking.wasLocked.Load() || f.locking.failed.Load() == nil)
 }
 
 // LockHome locks the pages of a file that is pinned on the host, and returns when they are locked. It blocks on home.
@@ -163,7 +164,7 @@ func (f *File) lockUnchanged(ctx context.Context) error {
 	}
 	home, size, spoilt := f.home, f.size, f.locking.spoilt.Load()
 	f.mu.Unlock()
-	// It may wait for pages of this file that were unlocked and are still read, so it is not a reader yet.
+	// LockFile may wait until nobody reads pages of this file that were unlocked. So this is no reader yet.
 	memory, err := f.c.pinned.LockFile(ctx, f, countsFor(size))
 	if err != nil {
 		return err
@@ -175,7 +176,7 @@ func (f *File) lockUnchanged(ctx context.Context) error {
 	return nil
 }
 
-// lockInto locks the pages into l, and makes the file use it, if home is and stays as it was.
+// lockInto locks the pages into l, and makes the file use l. It fails if home has changed, or changes meanwhile.
 func (f *File) lockInto(ctx context.Context, l *lockedHome, home Home, size, spoilt int64) error {
 	if err := f.mu.LockIn(ctx); err != nil {
 		return err
@@ -226,10 +227,10 @@ func (f *File) lockEnded(ctx context.Context, err error) {
 	}
 	switch {
 	case err == nil, errors.Is(err, syscall.EAGAIN):
-		k.hopeless.Store(false)
+		k.gaveUp.Store(false)
 		k.failed.Store(nil)
 	case ctx.Err() == nil:
-		k.hopeless.Store(!errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT))
+		k.gaveUp.Store(!errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT))
 		known := k.failed.Swap(&err) != nil
 		if !f.Pinning().Host { // SetPinning may not have seen the reason
 			k.failed.Store(nil)
@@ -239,7 +240,7 @@ func (f *File) lockEnded(ctx context.Context, err error) {
 	}
 }
 
-// lockPages locks the n bytes of home into l. bytes shows how far it is.
+// lockPages locks the first n bytes of home into l. bytes counts what is locked.
 func (c *Cache) lockPages(ctx context.Context, l *lockedHome, home Home, n int64, bytes *atomic.Int64) error {
 	from, ok := home.(MappedHome)
 	devices := c.oneOfEachKind()
@@ -331,7 +332,7 @@ func (f *File) unlockHomeLocked() {
 		return
 	}
 	f.locking.bytes.Store(0)
-	f.locking.relock.Store(true)
+	f.locking.wasLocked.Store(true)
 	l.memory.Retire()
 	f.c.reads.Add(1)
 	_ = f.closeUnread(func() error {
@@ -368,8 +369,8 @@ func (f *File) relockDueLocked(ctx context.Context) {
 	f.c.background.Go(func() { _ = f.lockHome(ctx) }) // lockEnded logs errors
 }
 
-// unlockFor unlocks files until no more memory is pinned than the limit. It waits until they are unlocked. Attempts to
-// lock files begin again, and see the limit.
+// unlockFor unlocks files until no more memory is pinned than the limit, and waits until they are unlocked. Attempts to
+// lock pages that are under way fail with EAGAIN; the next attempts see the limit.
 func (c *Cache) unlockFor(ctx context.Context) error {
 	reason := fail(syscall.ENOSPC, "the pinned memory became less, so the pages were unlocked")
 	for _, f := range c.snapshotFiles() {

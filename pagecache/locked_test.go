@@ -409,8 +409,8 @@ func TestLockedPastEnd(t *testing.T) {
 	p.unmap()
 }
 
-// TestPinWhileOthersAreUnlocked: pages that are being unlocked are in nobody's way. A file is locked as soon as they
-// have given their memory back.
+// TestPinWhileOthersAreUnlocked: nobody is charged for pages that are being unlocked. Another file is locked as soon as
+// their memory is free.
 func TestPinWhileOthersAreUnlocked(t *testing.T) {
 	for name, unlock := range map[string]func(*File, *source){
 		"changed":  func(_ *File, src *source) { src.write(t, 5000, []byte("written meanwhile")) },
@@ -493,11 +493,10 @@ func TestOwnerOfLockedFile(t *testing.T) {
 // TestLockingBesideExtents: extents in pinned memory leave too little for a file. The error says so, and what helps.
 func TestLockingBesideExtents(t *testing.T) {
 	m := newMovingMachine(t, 1, 4, (leastLocked+brick)/brick)
-	m.cache.relockAfter = 0
 	c := m.travel(m.noisyFile(8*brick), 0, false)
 	b := c.use(0, 8)
 	src := m.noisyFile(10 * page.Size)
-	f := m.pin(src, Pinning{Host: true})
+	m.pin(src, Pinning{Host: true})
 	require.NoError(t, m.cache.CheckPinning(src.id, 10*page.Size, Pinning{Host: true}))
 	err := m.cache.LockHome(t.Context(), src)
 	require.ErrorIs(t, err, syscall.ENOSPC)
@@ -507,7 +506,6 @@ func TestLockingBesideExtents(t *testing.T) {
 	c.end()
 	_, err = m.cache.Evict(t.Context(), c.f.id, -1)
 	require.NoError(t, err)
-	require.True(t, f.Detached() || f.locking.now.Load() == nil)
 	m.pin(src, Pinning{Host: true})
 	require.NoError(t, m.cache.LockHome(t.Context(), src))
 }
@@ -531,8 +529,7 @@ func TestUnpinnedWhileLocking(t *testing.T) {
 	v.unmap()
 }
 
-// TestLessMemoryWhileLocking: a file for which there is too little pinned memory before its pages are locked is not
-// locked.
+// TestLessMemoryWhileLocking: a file is not locked if there is too little pinned memory for it by the time it has been.
 func TestLessMemoryWhileLocking(t *testing.T) {
 	m := newMachine(t, 1, pinnedMemory(64<<20))
 	src := m.noisyFile(100 * page.Size)

@@ -93,7 +93,7 @@ func (p Pinning) tenant(c *Cache) residency.Tenant {
 // file is pinned on the host, the background locks its pages soon.
 func (f *File) SetPinning(p Pinning) {
 	old := f.pinning.Swap(&p)
-	f.locking.hopeless.Store(false)
+	f.locking.gaveUp.Store(false)
 	if p.Host || old == nil || !old.Host {
 		return
 	}

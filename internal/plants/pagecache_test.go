@@ -76,7 +76,7 @@ var pagecachePlants = []plant{
 		nets: []net{{pkg: "pagecache", run: "TestLockedPagesOutliveCopies"}},
 	},
 	{
-		name: "locked pages: those that are unlocked and still read are in the way of others",
+		name: "locked pages: those that are unlocked and still read are charged for",
 		file: "pagecache/locked.go",
 		old:  "	l.memory.Retire()\n",
 		new:  "",
@@ -85,8 +85,8 @@ var pagecachePlants = []plant{
 	{
 		name: "locked pages: a file that found no memory is not locked again",
 		file: "pagecache/locked.go",
-		old:  "		k.hopeless.Store(!errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT))\n",
-		new:  "		k.hopeless.Store(true)\n",
+		old:  "		k.gaveUp.Store(!errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT))\n",
+		new:  "		k.gaveUp.Store(true)\n",
 		nets: []net{{pkg: "pagecache", run: "TestLockedOnceThereIsRoom"}},
 	},
 	{
