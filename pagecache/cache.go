@@ -317,9 +317,9 @@ func (c *Cache) Live() *live.Feed {
 	return &c.live
 }
 
-// Stage makes devices with copy engines prepare what a first load needs: host memory to read into, and the paths to each
-// other. It works in the background, so the mount can be used at once. A device frees this memory if nothing is loaded
-// for a while. Close waits for Stage to end.
+// Stage makes devices with copy engines prepare what a first load needs: host memory to read into, and the paths to
+// other devices. It works in the background, so the mount can be used at once. A device frees this memory if nothing is
+// loaded for a while. Close waits for Stage to end.
 func (c *Cache) Stage(ctx context.Context) {
 	const files = 4 // that are loaded at once; several devices have memory for fewer files each
 	var devices []*device

@@ -107,8 +107,8 @@ func (c *Cache) noteWay(to, from *device, err error) bool {
 	return true
 }
 
-// openPaths copies a little from each other device to one, because the first copy between two devices takes longer: the
-// driver opens the path.
+// openPaths copies a little to a device from each other one. The first copy between two devices takes longer, because
+// the driver opens the path.
 func (c *Cache) openPaths(ctx context.Context, to *device) {
 	for _, from := range c.devices {
 		if from == to || !c.reaches(to, from) {
@@ -121,19 +121,19 @@ func (c *Cache) openPaths(ctx context.Context, to *device) {
 	}
 }
 
-// openPath copies between new memory of n bytes of two devices.
+// openPath allocates n bytes on each of two devices, and copies them.
 func openPath(ctx context.Context, to, from *device, n int64) error {
-	a, err := from.Alloc(n)
+	source, err := from.Alloc(n)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = a.Free() }() // it fails for a lost device
-	b, err := to.Alloc(n)
+	defer func() { _ = source.Free() }() // it fails for a lost device
+	mem, err := to.Alloc(n)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = b.Free() }()
-	return to.moves.OpenPath(ctx, b, a)
+	defer func() { _ = mem.Free() }()
+	return to.moves.OpenPath(ctx, mem, source)
 }
 
 // sourcesLocked returns the pages of part for which source has home's bytes: those that no program stores into, and

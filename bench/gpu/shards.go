@@ -31,7 +31,8 @@ func shardRows(ctx context.Context, s *session) ([]rows.Row, error) {
 	if err != nil {
 		return nil, err
 	}
-	v, alone := &viewer{s: s, d: d, n: min(d.size, s.size)}, &viewer{s: own, d: d, n: min(d.size, s.size)}
+	n := min(d.size, s.size)
+	v, alone := &viewer{s: s, d: d, n: n}, &viewer{s: own, d: d, n: n}
 	var times []float64 // how often the file was read, in each round
 	shards := v.shards(fmt.Sprintf("gaiafs, %d shards at once", rankCount), &times)
 	whole := alone.one("gaiafs, the whole file on one GPU, over its own link")
@@ -145,7 +146,8 @@ func linkRows(ctx context.Context, s *session) ([]rows.Row, error) {
 	}}, nil
 }
 
-// ownLinks returns the session with a mount for a group whose GPUs use only their own links.
+// ownLinks returns the session with another mount for a group of rows. Its GPUs are filled over their own links only. A
+// single GPU needs no other mount for that.
 func (s *session) ownLinks(ctx context.Context, group string, d *dataFile) (*session, error) {
 	if len(s.gpus) == 1 {
 		return s, nil
@@ -193,11 +195,11 @@ func pinnedRows(ctx context.Context, s *session) ([]rows.Row, error) {
 	}
 	n := min(d.size, s.size, status.Devices[0].Memory/20*19)
 	pinned, plain := &viewer{s: other, d: d, n: n}, &viewer{s: s, d: d, n: n}
-	const ours, sideOwn = "gaiafs, pinned on the host", "gaiafs"
+	const ours, notPinned = "gaiafs, pinned on the host", "gaiafs"
 	list := []rows.Row{{
 		Group: group, Name: sizeText(n) + " in a view on one GPU", Unit: rows.GBPerSecond,
-		Sides:   []rows.Side{pinned.one(ours), plain.one(sideOwn)},
-		Targets: []rows.Target{{Against: sideOwn, Limit: 1}},
+		Sides:   []rows.Side{pinned.one(ours), plain.one(notPinned)},
+		Targets: []rows.Target{{Against: notPinned, Limit: 1}},
 		Note: func() string {
 			return fmt.Sprintf("over the links of %d GPUs; pinning took %.2f s", len(s.gpus), took.Seconds())
 		},

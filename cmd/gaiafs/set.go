@@ -23,13 +23,13 @@ func newSet() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "set MOUNTPOINT [NAME=VALUE…]",
 		Short: "Change settings of a mount while it is in use",
-		Long: `set changes settings of a mount that is in use: all that you name, or none of them. Names and values are those of
-'gaiafs mount'. Without settings it shows those that can be changed. Changes last as long as the mount. Only root and the user
-who mounted may change settings.
+		Long: `set changes settings of a mount that is in use: all that you name, or none of them. Names and values are those
+of 'gaiafs mount'. Without settings it shows those that can be changed. Changes last as long as the mount. Only root and
+the user who mounted may change settings.
 
-If gpu-memory or pinned-memory shrinks, set first evicts what nobody maps, and returns when that is done. What programs map stays
-until they unmap it. If pinned memory is then still too small, set unlocks files that are pinned on the host. They are
-locked again once there is room.`,
+If gpu-memory or pinned-memory shrinks, set first evicts what nobody maps, and returns when that is done. What programs
+map stays until they unmap it. If pinned memory is then still too small, set unlocks files that are pinned on the host.
+They are locked again once there is room.`,
 		Example: `  gaiafs set /mnt/data
   gaiafs set /mnt/data eviction=lfu
   gaiafs set /mnt/data gpu-memory=20G pinned-memory=64G`,

@@ -162,8 +162,8 @@ PYTHON
 
 transfers() {
 	# Each of the seven has a file of its own, so that none waits for another. The files are pinned on the host, so that
-	# they wait for the link, not for the cores that copy. There is memory for all of them, so nothing is evicted, and
-	# they last longer than a round.
+	# they wait for the link, not for the cores that copy. The device has memory for all of them, so nothing is evicted.
+	# To read them all ahead takes longer than a round of acquires.
 	local discipline i all=${LINK_MIB:-21504} n=${ACQUIRES:-32} beside
 	mount --gpu-memory $((all + 1024))M --pinned-memory $((all + 1024))M || return
 	for ((i = 0; i < 7; i++)); do "$work/transfers" make "$work/s/big.$i" $((all / 7)) & done
@@ -177,7 +177,7 @@ transfers() {
 		timeout 60 "$work/transfers" urgent "${TIMES:-6}" "$n" "$work/m/urgent" "${beside[@]}"
 	done
 	umount
-	rm -f "$work"/s/big.*
+	rm -f "$work"/s/{big.*,urgent}
 }
 
 models() {

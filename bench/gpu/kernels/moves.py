@@ -85,7 +85,7 @@ def eight(lines: list[str]) -> None:
 
 
 def transfers(lines: list[str]) -> None:
-    """Urgent acquires beside seven that ask for their files."""
+    """Urgent acquires beside the read-ahead of seven."""
     of = {}
     for line in lines:
         if m := re.match(r"([\w-]+): acquire 2 MiB: median (\d+) us, 95 of 100 (\d+) us, longest (\d+) us; "

@@ -64,13 +64,14 @@ static int ascending(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-/* bulk is a process that loads a file whenever it is told to. */
+/* bulk is a process that has a file read ahead whenever it is told to. */
 struct bulk {
 	int to, from; /* pipes */
 };
 
-/* turn asks for the whole file, by turns with unmapping it, each time it gets a byte. It answers with a byte. */
-static void turn(const char *path, int to, int from)
+/* serve maps the file and sends a byte. With the next byte that it gets, it asks for the whole file; with the one after
+ * that, it unmaps the file, and begins again. */
+static void serve(const char *path, int to, int from)
 {
 	int fd = open(path, O_RDONLY);
 	struct gaia_map_args args = {.fd = fd, .prot = PROT_READ, .flags = GAIA_MAP_LAZY | GAIA_MAP_HOLD};
@@ -103,15 +104,15 @@ static struct bulk start(const char *path)
 	CHECK(pid >= 0);
 	if (pid == 0) {
 		prctl(PR_SET_PDEATHSIG, SIGTERM);
-		turn(path, from[1], to[0]);
+		serve(path, from[1], to[0]);
 	}
 	close(to[0]);
 	close(from[1]);
 	return (struct bulk){to[1], from[0]};
 }
 
-/* ready waits until all processes have mapped their files, and tell lets them go on. */
-static void ready(const struct bulk *bulks, size_t n)
+/* await waits until all processes have mapped their files. */
+static void await(const struct bulk *bulks, size_t n)
 {
 	char byte;
 
@@ -119,13 +120,14 @@ static void ready(const struct bulk *bulks, size_t n)
 		CHECK(read(bulks[i].from, &byte, 1) == 1);
 }
 
+/* tell makes all processes go on. */
 static void tell(const struct bulk *bulks, size_t n)
 {
 	for (size_t i = 0; i < n; i++)
 		CHECK(write(bulks[i].to, "", 1) == 1);
 }
 
-/* ahead returns how many bytes read-ahead has brought to the device so far. mount is the mountpoint. */
+/* ahead returns how many bytes read-ahead has brought to the device so far. mount is a descriptor of the mountpoint. */
 static double ahead(int mount)
 {
 	char *status = gaia_status(mount), *at, *end;
@@ -157,18 +159,18 @@ static double acquire(uint8_t *p, size_t piece, uint64_t first, uint64_t *got)
 	return took;
 }
 
-/* one is a round. It returns the seconds that it took, and adds the bytes that read-ahead brought meanwhile. */
-static double one(int mount, int fd, size_t n, const struct bulk *bulks, size_t count, double *took, double *bytes)
+/* one_round returns the seconds that the acquires of a round took. bytes gets what read-ahead brought meanwhile. */
+static double one_round(int mount, int fd, size_t n, const struct bulk *bulks, size_t count, double *took, double *bytes)
 {
 	const size_t piece = 2 * MIB;
 	uint64_t *got = malloc(piece);
 	uint8_t *p = gaia_mmap(NULL, n * piece, PROT_READ, MAP_SHARED | GAIA_LAZY, fd, 0, 0);
-	double begin, before, after;
+	double begin, seconds, before, after;
 
 	CHECK(got != NULL && p != MAP_FAILED);
 	CHECK(gaia_madvise(p, n * piece, GAIA_MADV_DONTNEED) == 0);
 	CHECK(gaia_madvise(p, n * piece, GAIA_MADV_RANDOM) == 0); /* no read-ahead for this one */
-	ready(bulks, count);
+	await(bulks, count);
 	tell(bulks, count);
 	usleep(10000);
 	before = ahead(mount);
@@ -176,7 +178,7 @@ static double one(int mount, int fd, size_t n, const struct bulk *bulks, size_t 
 	for (size_t i = 0; i < n; i++)
 		took[i] = acquire(p + i * piece, piece, i * piece / 8, got);
 	after = ahead(mount);
-	begin = now() - begin;
+	seconds = now() - begin;
 	usleep(10000);
 	if (count > 0 && ahead(mount) == after)
 		fprintf(stderr, "transfers: read-ahead was over too early\n");
@@ -184,7 +186,7 @@ static double one(int mount, int fd, size_t n, const struct bulk *bulks, size_t 
 	tell(bulks, count);
 	CHECK(gaia_munmap(p, n * piece) == 0);
 	free(got);
-	return begin;
+	return seconds;
 }
 
 static void urgent(size_t rounds, size_t n, const char *path, char **files, size_t count)
@@ -200,12 +202,12 @@ static void urgent(size_t rounds, size_t n, const char *path, char **files, size
 	mount = open(dirname(strdup(path)), O_RDONLY);
 	CHECK(fd >= 0 && mount >= 0);
 	for (size_t i = 0; i < rounds; i++)
-		seconds += one(mount, fd, n, bulks, count, took + i * n, &bytes);
+		seconds += one_round(mount, fd, n, bulks, count, took + i * n, &bytes);
 	n *= rounds;
 	qsort(took, n, sizeof *took, ascending);
 	printf("acquire 2 MiB: median %.0f us, 95 of 100 %.0f us, longest %.0f us; read-ahead %.2f GB/s\n",
 	       took[n / 2], took[n * 95 / 100], took[n - 1], bytes / seconds / 1e9);
-	ready(bulks, count);
+	await(bulks, count);
 }
 
 int main(int argc, char **argv)
