@@ -66,12 +66,12 @@ func (p *Pinned) checkFileLocked(file LockedFile, by Tenant, n int64) error {
 	}
 	switch left, share := max(p.limit-others, 0), int64(p.share*float64(p.limit)); {
 	case n > left:
-		return refuse(syscall.ENOSPC, "%s cannot be pinned on the host: of its %s of pinned memory, pinned files leave %s; unpin "+
-			"something, or raise pinned-memory with 'gaiafs set'", humanize.IBytes(uint64(n)),
+		return refuse(syscall.ENOSPC, "%s cannot be pinned on the host: of its %s of pinned memory, pinned files leave "+
+			"%s; unpin something, or raise pinned-memory with 'gaiafs set'", humanize.IBytes(uint64(n)),
 			humanize.IBytes(uint64(p.limit)), humanize.IBytes(uint64(left)))
 	case by.Limited && own+n > share:
-		return refuse(syscall.EDQUOT, "%s are more than user %d may pin on the host in addition to %s that are pinned already: no user may "+
-			"have more than %s, except root and the one who mounted; unpin something, or raise user-share with 'gaiafs set'",
+		return refuse(syscall.EDQUOT, "%s are more than user %d may pin on the host in addition to %s that are pinned "+
+			"already: no user may have more than %s, except root and the one who mounted; unpin something, or raise user-share with 'gaiafs set'",
 			humanize.IBytes(uint64(n)), by.User, humanize.IBytes(uint64(own)), humanize.IBytes(uint64(share)))
 	}
 	return nil
@@ -94,14 +94,15 @@ func (p *Pinned) checkRoomLocked(file LockedFile, n int64) error {
 	if n+files+extents <= p.limit {
 		return nil
 	}
-	return refuse(syscall.ENOSPC, "%s cannot be pinned on the host now: of its %s of pinned memory, pinned files have %s, and extents "+
-		"that did not fit on devices have %s; end programs that use these, evict with 'gaiafs evict' what no program maps, or raise "+
-		"pinned-memory with 'gaiafs set'", humanize.IBytes(uint64(n)), humanize.IBytes(uint64(p.limit)),
+	return refuse(syscall.ENOSPC, "%s cannot be pinned on the host now: of its %s of pinned memory, pinned files have "+
+		"%s, and extents that did not fit on devices have %s; end programs that use these, evict with 'gaiafs evict' "+
+		"what no program maps, or raise pinned-memory with 'gaiafs set'", humanize.IBytes(uint64(n)), humanize.IBytes(uint64(p.limit)),
 		humanize.IBytes(uint64(files)), humanize.IBytes(uint64(extents)))
 }
 
 // LockFile returns memory for n bytes of a file that are about to be locked. If need be, it frees spares, which may
-// block on a device, and waits for retired memory. It fails as CheckFile does, or with ENOSPC if extents use the memory.
+// block on a device, and waits for retired memory. It fails as CheckFile does, or with ENOSPC if extents use the
+// memory.
 func (p *Pinned) LockFile(ctx context.Context, file LockedFile, n int64) (*FileMemory, error) {
 	for {
 		m := &FileMemory{p: p, file: file, bytes: n}

@@ -160,7 +160,8 @@ static double acquire(uint8_t *p, size_t piece, uint64_t first, uint64_t *got)
 }
 
 /* one_round returns the seconds that the acquires of a round took. bytes gets what read-ahead brought meanwhile. */
-static double one_round(int mount, int fd, size_t n, const struct bulk *bulks, size_t count, double *took, double *bytes)
+static double one_round(int mount, int fd, size_t n, const struct bulk *bulks, size_t count, double *took,
+			double *bytes)
 {
 	const size_t piece = 2 * MIB;
 	uint64_t *got = malloc(piece);

@@ -36,8 +36,8 @@ type Request struct {
 	Size int64
 	// Tenant is the user on whose behalf the transfer is, 0 for nobody in particular.
 	Tenant uint32
-	// After is an earlier piece of the same transfer, or 0. A piece has the place in line that the earlier one had, so the
-	// transfer goes on before later ones of its class begin. Its requester is running, and need not be woken.
+	// After is an earlier piece of the same transfer, or 0. A piece has the place in line that the earlier one had, so
+	// the transfer goes on before later ones of its class begin. Its requester is running, and need not be woken.
 	After ID
 	// Own means that the requester makes the device's call itself. So the request shares its call with no other.
 	Own bool

@@ -7,8 +7,8 @@ import (
 
 const (
 	// InFlight is the most bytes in flight of disciplines that bound them, except for a single larger request. With two
-	// pieces, a GPU's link is idle for a quarter of the time, because a call takes as long to begin and to end as to move
-	// a piece. With four it moves no more than with three, and urgent requests wait longer.
+	// pieces, a GPU's link is idle for a quarter of the time, because a call takes as long to begin and to end as to
+	// move a piece. With four it moves no more than with three, and urgent requests wait longer.
 	InFlight = 3 * CallBytes
 	// mostPassed is how many bytes may overtake a request: 5 ms of a link of 51 GB/s.
 	mostPassed = 256 << 20
