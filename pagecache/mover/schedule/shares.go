@@ -3,6 +3,7 @@ package schedule
 import (
 	"cmp"
 	"maps"
+	"math"
 	"slices"
 )
 
@@ -10,9 +11,10 @@ import (
 // Algorithm 1 as printed compares the tokens of the richest and the poorest, so it never serves a lone client).
 //
 // A tenant with requests has tokens: its part of InFlight by weight, minus its bytes in flight. Tenants with tokens for
-// their next request go first. Others go into debt if there is room that nobody else claims. Among equals, the
-// tenant that was served least for its weight is next; a tenant that pauses does not catch up later. Requests that
-// nobody waits for begin only if no tenant has a request that somebody waits for.
+// their next request go first, except one that is ahead of another by more than InFlight: with small requests, it has
+// tokens whenever MostCalls lets something begin. Others go into debt if there is room that nobody else claims. Among
+// equals, the tenant that was served least for its weight is next; a tenant that pauses does not catch up later.
+// Requests that nobody waits for begin only if no tenant has a request that somebody waits for.
 type Shares struct {
 	// Weight returns the weight of a tenant, which is positive; nil means that all are equal. It must not block.
 	Weight func(tenant uint32) float64
@@ -100,6 +102,7 @@ func (s *Shares) Next() (call []Request) {
 	for _, t := range s.tenants {
 		all += s.weight(t.id)
 	}
+	least := s.least()
 	var next *tenant
 	at, best := 0, [3]float64{}
 	for _, t := range s.tenants {
@@ -112,7 +115,9 @@ func (s *Shares) Next() (call []Request) {
 		if !s.starves(t.waits[i]) {
 			i = 0
 			x := t.waits[0]
-			rank = [3]float64{number(x.Class > Acquire), number(tokens < float64(x.Size)), t.served}
+			later := number(x.Class > Acquire)
+			ahead := (t.served - least[int(later)]) * s.weight(t.id)
+			rank = [3]float64{later, number(tokens < float64(x.Size) || ahead > InFlight), t.served}
 		}
 		if next == nil || slices.Compare(rank[:], best[:]) < 0 {
 			next, at, best = t, i, rank
@@ -125,6 +130,19 @@ func (s *Shares) Next() (call []Request) {
 	s.virtual = max(s.virtual, next.served)
 	s.resume(next, call)
 	return call
+}
+
+// least returns the service of the tenant that was served least, of those whose next request somebody waits for, and of
+// those whose next request nobody waits for.
+func (s *Shares) least() [2]float64 {
+	least := [2]float64{math.Inf(1), math.Inf(1)}
+	for _, t := range s.tenants {
+		if len(t.waits) > 0 {
+			of := &least[int(number(t.waits[0].Class > Acquire))]
+			*of = min(*of, t.served)
+		}
+	}
+	return least
 }
 
 // number returns 1 for true and 0 for false.

@@ -304,3 +304,36 @@ func TestShapesOfTanasic(t *testing.T) {
 		}
 	}
 }
+
+// TestSharesBesideSmallRequests: a tenant with many small requests takes nothing from the parts of others with large
+// ones, even if these are so many that none has tokens for a whole piece.
+func TestSharesBesideSmallRequests(t *testing.T) {
+	for _, others := range []int{1, 2, 3, 7} {
+		d, last, waits := &Shares{}, ID(0), make(map[uint32]int)
+		served := make(map[uint32]int64)
+		var fifo [][]Request
+		for range 4000 {
+			for tenant := range uint32(others + 1) {
+				size, most := int64(CallBytes), 3
+				if tenant == 0 {
+					size, most = 64<<10, 8
+				}
+				for ; waits[tenant] < most; waits[tenant]++ {
+					last++
+					d.Arrive(Request{ID: last, Class: Acquire, Size: size, Tenant: tenant, Own: true})
+				}
+			}
+			for call := d.Next(); len(call) > 0; call = d.Next() {
+				fifo = append(fifo, call)
+			}
+			r := fifo[0][0]
+			served[r.Tenant] += r.Size
+			waits[r.Tenant]--
+			d.End(fifo[0])
+			fifo = fifo[1:]
+		}
+		for tenant := range uint32(others) {
+			require.GreaterOrEqual(t, served[tenant+1], served[0]*9/10, "%v", served)
+		}
+	}
+}
