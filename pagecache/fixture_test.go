@@ -55,10 +55,10 @@ type memoryHome struct {
 	// beforeWrites, if not nil, is called by each BeginWrites before it looks, with mu held.
 	beforeWrites func()
 	// maps counts the maps that Map made and nobody unmapped; shown is what the last one shows. afterMap, if not nil,
-	// is called by each Map, with mu held.
-	maps     int
-	shown    *os.File
-	afterMap func()
+	// is called by each Map, and afterUnmap by the end of each map, with mu held.
+	maps                 int
+	shown                *os.File
+	afterMap, afterUnmap func()
 	// slow is how much longer each write takes.
 	slow time.Duration
 	// relied is how many bytes were written since the last BeginWrites, and most the largest number so far.
@@ -271,6 +271,9 @@ func (h *memoryHome) Map(n int64) (mem []byte, unmap func() error, err error) {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		h.maps--
+		if h.afterUnmap != nil {
+			h.afterUnmap()
+		}
 		return errors.Join(unix.Munmap(mem), shown.Close())
 	}, nil
 }

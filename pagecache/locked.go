@@ -146,8 +146,9 @@ func (f *File) lockHome(ctx context.Context) error {
 	if k.now.Load() != nil {
 		return nil
 	}
+	pin := f.pinning.Load()
 	err := f.lockUnchanged(ctx)
-	f.lockEnded(ctx, err)
+	f.lockEnded(ctx, pin, err)
 	return err
 }
 
@@ -219,8 +220,9 @@ func (f *File) mayLockLocked(home Home, size, spoilt int64) error {
 	return nil
 }
 
-// lockEnded notes how an attempt to lock the pages ended. An attempt whose caller gave up says nothing about the file.
-func (f *File) lockEnded(ctx context.Context, err error) {
+// lockEnded notes how an attempt to lock the pages ended, which began with this pin. An attempt whose caller gave up says
+// nothing about the file. If there is another pin now, the background tries again.
+func (f *File) lockEnded(ctx context.Context, pin *Pinning, err error) {
 	k := &f.locking
 	if err != nil {
 		k.bytes.Store(0)
@@ -232,7 +234,10 @@ func (f *File) lockEnded(ctx context.Context, err error) {
 	case ctx.Err() == nil:
 		k.gaveUp.Store(!errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT))
 		known := k.failed.Swap(&err) != nil
-		if !f.Pinning().Host { // SetPinning may not have seen the reason
+		if f.pinning.Load() != pin { // SetPinning may have come before the reason
+			k.gaveUp.Store(false)
+		}
+		if !f.Pinning().Host {
 			k.failed.Store(nil)
 		} else if !known {
 			f.c.log.Warn("a pinned file is not locked in the host's memory", "file", f.Name(), "error", err)
@@ -362,8 +367,9 @@ func (f *File) relockDueLocked(ctx context.Context) {
 	if len(k.one) > 0 {
 		return // somebody does it
 	}
+	pin := f.pinning.Load()
 	if err := f.c.pinned.CheckRoom(f, countsFor(f.size)); err != nil {
-		f.lockEnded(ctx, err)
+		f.lockEnded(ctx, pin, err)
 		return
 	}
 	f.c.background.Go(func() { _ = f.lockHome(ctx) }) // lockEnded logs errors
@@ -383,7 +389,7 @@ func (c *Cache) unlockFor(ctx context.Context) error {
 		f.locking.spoilt.Add(1)
 		if f.locking.now.Load() != nil {
 			f.unlockHomeLocked()
-			f.lockEnded(ctx, reason)
+			f.lockEnded(ctx, f.pinning.Load(), reason)
 		}
 		f.mu.Unlock()
 	}

@@ -571,3 +571,51 @@ func TestUnpinnedPagesAreSpoilt(t *testing.T) {
 	f.spoilHomeLocked()
 	require.Nil(t, f.locking.now.Load())
 }
+
+// TestPinnedAgainMeanwhile: if a file is pinned again before its pages were unlocked, nobody waits for their memory any
+// more.
+func TestPinnedAgainMeanwhile(t *testing.T) {
+	m := newMachine(t, 1, pinnedMemory(leastLocked))
+	src, other := m.noisyFile(10*page.Size), m.noisyFile(10*page.Size)
+	f := m.lock(src)
+	m.pin(other, Pinning{Host: true})
+	meanwhile := func(wait func(ctx context.Context) error) error {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.SetPinning(Pinning{})
+		done := make(chan error)
+		go func() { done <- wait(ctx) }()
+		time.Sleep(20 * time.Millisecond) // it waits
+		f.SetPinning(Pinning{Host: true})
+		return <-done
+	}
+	require.ErrorIs(t, meanwhile(func(ctx context.Context) error { return m.cache.LockHome(ctx, other) }), syscall.ENOSPC)
+	m.cache.pinned.SetLimit(1)
+	require.NoError(t, meanwhile(m.cache.pinned.WaitLeft))
+}
+
+// TestPinnedAgainWhileUnlocking: a file that was unpinned while its pages were being locked, and pinned again before
+// they are unlocked, is locked.
+func TestPinnedAgainWhileUnlocking(t *testing.T) {
+	m := newMachine(t, 1, pinnedMemory(64<<20))
+	m.cache.relockAfter = 0
+	src := m.noisyFile(100 * page.Size)
+	f := m.pin(src, Pinning{Host: true})
+	src.home.mu.Lock()
+	src.home.afterMap = func() {
+		f.SetPinning(Pinning{})
+		m.cache.lanes.work.Wait()
+	}
+	src.home.afterUnmap = func() { f.SetPinning(Pinning{Host: true}) }
+	src.home.mu.Unlock()
+	v := m.view(ViewRequest{Segments: []view.Segment{bytesOf(0, 100)}}, src)
+	defer v.unmap()
+	require.Error(t, m.cache.LockHome(t.Context(), src))
+	src.home.mu.Lock()
+	src.home.afterMap, src.home.afterUnmap = nil, nil
+	src.home.mu.Unlock()
+	m.cache.collectDue(t.Context())
+	m.locked(src)
+}

@@ -94,6 +94,9 @@ func (p Pinning) tenant(c *Cache) residency.Tenant {
 func (f *File) SetPinning(p Pinning) {
 	old := f.pinning.Swap(&p)
 	f.locking.gaveUp.Store(false)
+	if p.Host != (old != nil && old.Host) {
+		f.c.pinned.PinsChanged()
+	}
 	if p.Host || old == nil || !old.Host {
 		return
 	}

@@ -132,6 +132,9 @@ func (m *FileMemory) Retire() {
 	m.retired = true
 }
 
+// PinsChanged says that PinnedOnHost of a file returns something else now. Memory that was about to leave may stay.
+func (p *Pinned) PinsChanged() { p.notify() }
+
 // Free gives the memory back. The pages are not locked any more.
 func (m *FileMemory) Free() {
 	m.p.mu.Lock()
