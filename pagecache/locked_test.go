@@ -593,7 +593,7 @@ func TestPinnedAgainMeanwhile(t *testing.T) {
 	}
 	require.ErrorIs(t, meanwhile(func(ctx context.Context) error { return m.cache.LockHome(ctx, other) }), syscall.ENOSPC)
 	m.cache.pinned.SetLimit(1)
-	require.NoError(t, meanwhile(m.cache.pinned.WaitLeft))
+	require.NoError(t, meanwhile(m.cache.pinned.WaitRetired))
 }
 
 // TestPinnedAgainWhileUnlocking: a file that was unpinned while its pages were being locked, and pinned again before

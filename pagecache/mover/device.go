@@ -111,55 +111,97 @@ func (d *Device) Zero(ctx context.Context, class Class, mem gpubackend.Memory, o
 // mostInTurn is how many bytes a transfer may move before a later one of its class has its turn.
 const mostInTurn = 16 << 20
 
-// inTurn makes calls that move so many bytes each, each when its turn has come. As many of them queue or are in
-// progress at once as there may be pieces in flight, so the most urgent transfer can have all of that.
+// inTurn makes calls that move so many bytes each, each when its turn has come. As many of them queue or are in progress
+// at a time as there may be pieces in flight, so that the most urgent transfer can have all of these. When one fails,
+// those that wait are withdrawn.
 func (d *Device) inTurn(ctx context.Context, class Class, way Way, sizes []int64, call func(i int) error) error {
-	var mu sync.Mutex
-	var (
-		next   int   // the first call that has not queued
-		failed error // the first error: no more calls queue
-		first  schedule.ID
-		left   int64 // bytes that may still queue after first
-	)
-	// ask ends a call, unless its ID is 0, and queues the next one, if there is one.
-	ask := func(ended schedule.ID, err error) (i int, r asked, ok bool) {
-		mu.Lock()
-		defer mu.Unlock()
-		if failed == nil {
-			failed = err
-		}
-		if i = next; i == len(sizes) || failed != nil {
-			d.end(ended)
-			return i, r, false
-		}
-		next++
-		if left -= sizes[i]; left < 0 {
-			first, left = 0, mostInTurn-sizes[i]
-		}
-		r = d.endAndAsk(ctx, ended, schedule.Request{Class: class, Size: sizes[i], After: first})
-		first = cmp.Or(first, r.ID)
-		return i, r, true
-	}
-	work := func() {
-		for i, r, ok := ask(0, nil); ok; {
-			err, ended := d.await(ctx, r), schedule.ID(0)
-			if err == nil {
-				began := time.Now()
-				if err = call(i); err == nil {
-					d.tally(r.Class, way, sizes[i], began)
-				}
-				ended = r.ID
-			}
-			i, r, ok = ask(ended, err)
-		}
+	t := &transfer{d: d, ctx: ctx, waits: ctx, stop: func() {}, class: class, way: way, sizes: sizes, call: call}
+	if len(sizes) > 1 {
+		t.waits, t.stop = context.WithCancel(ctx)
+		defer t.stop()
 	}
 	var others sync.WaitGroup
 	for range min(schedule.InFlight/schedule.CallBytes, len(sizes)) - 1 {
-		others.Go(work)
+		others.Go(t.work)
 	}
-	work()
+	t.work()
 	others.Wait()
-	return failed
+	return t.failed
+}
+
+// transfer is a transfer in turn. The fields before mu are immutable.
+type transfer struct {
+	d     *Device
+	ctx   context.Context
+	waits context.Context // ends with ctx, and with stop
+	stop  context.CancelFunc
+	class Class
+	way   Way
+	sizes []int64
+	call  func(i int) error
+
+	mu     sync.Mutex
+	next   int         // the next piece; protected by mu
+	failed error       // the first error; protected by mu until all pieces have ended
+	first  schedule.ID // the piece after which others queue, 0 for none; protected by mu
+	left   int64       // how many more bytes do; protected by mu
+}
+
+// take notes the outcome of a piece, and takes the next one. ok is false if there is none, or if a piece failed.
+func (t *transfer) take(err error) (i int, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.failed == nil && err != nil {
+		t.failed = err
+		t.stop()
+	}
+	t.next++
+	return t.next - 1, t.next <= len(t.sizes) && t.failed == nil
+}
+
+// ask queues a piece, after it has ended another one, unless that is 0.
+func (t *transfer) ask(i int, ended schedule.ID) asked {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.left -= t.sizes[i]; t.left < 0 {
+		t.first, t.left = 0, mostInTurn-t.sizes[i]
+	}
+	r := t.d.endAndAsk(t.ctx, ended, schedule.Request{Class: t.class, Size: t.sizes[i], After: t.first})
+	t.first = cmp.Or(t.first, r.ID)
+	return r
+}
+
+// goesOn reports whether no piece has failed.
+func (t *transfer) goesOn() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.failed == nil
+}
+
+// work makes calls, one after the other, until there are no more.
+func (t *transfer) work() {
+	i, ok := t.take(nil)
+	if !ok {
+		return
+	}
+	for r := t.ask(i, 0); ; r = t.ask(i, r.ID) {
+		if err := t.d.await(t.waits, r); err != nil {
+			t.take(err)
+			return
+		}
+		if ok = t.goesOn(); ok {
+			began := time.Now()
+			err := t.call(i)
+			if err == nil {
+				t.d.tally(r.Class, t.way, t.sizes[i], began)
+			}
+			i, ok = t.take(err)
+		}
+		if !ok {
+			t.d.end(r.ID)
+			return
+		}
+	}
 }
 
 // asked is an Own request. turn is closed when it begins; nil if it has begun.
@@ -170,10 +212,12 @@ type asked struct {
 
 // endAndAsk ends a call, unless its ID is 0, and queues an Own request, before another one begins.
 func (d *Device) endAndAsk(ctx context.Context, ended schedule.ID, r schedule.Request) asked {
-	d.mu.Lock()
-	d.endLocked(ended)
 	w := &waiter{}
 	r.Class, r.Own, r.Tenant = classIn(ctx, r.Class), true, tenantOf(ctx)
+	d.mu.Lock()
+	if ended != 0 {
+		d.endLocked(ended)
+	}
 	r = d.arriveLocked(r, w)
 	calls := d.nextLocked()
 	turn := w.awaitLocked()
@@ -313,7 +357,7 @@ func (d *Device) work(c call) {
 	}
 }
 
-// end ends a call, named by its first request, unless that is 0.
+// end ends a call, named by its first request.
 func (d *Device) end(first schedule.ID) { d.carryOutAll(d.endNext(first)) }
 
 func (d *Device) endNext(first schedule.ID) []call {
@@ -324,10 +368,9 @@ func (d *Device) endNext(first schedule.ID) []call {
 }
 
 func (d *Device) endLocked(first schedule.ID) {
-	if requests, ok := d.begun[first]; ok {
-		delete(d.begun, first)
-		d.order.End(requests)
-	}
+	requests := d.begun[first]
+	delete(d.begun, first)
+	d.order.End(requests)
 }
 
 // Close prevents new Reads, and asks those in progress to stop. The other methods still work.

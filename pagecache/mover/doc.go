@@ -90,8 +90,9 @@
 //	  Fill.claimMu
 //	              what the Fill claims. Mostly taken without Fill.mu; a Sharer is asked under it
 //	    inbox.mu  what others read for a Fill; also taken under their claimMu
-//	Device.mu     what waits and what is in progress
-//	  Place.mu    the measured speed of a device or of the disk
+//	transfer.mu   which pieces of one transfer have begun
+//	  Device.mu   what waits and what is in progress
+//	    Place.mu  the measured speed of a device or of the disk
 //
 // No lock is held while a device moves bytes, or while a function of the caller runs, except Sharer.Claim. The mover
 // takes no lock of its callers; callers may hold their own.

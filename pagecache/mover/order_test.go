@@ -91,6 +91,40 @@ func TestPieces(t *testing.T) {
 	b.Device.mu.Unlock()
 }
 
+// TestPiecesAfterFailure: when a piece of a transfer fails, pieces that wait are withdrawn, also if it is a late one.
+func TestPiecesAfterFailure(t *testing.T) {
+	order := &oneAtATime{piece: emulated.Granularity / 8}
+	b := newBench(t, order)
+	waits := func(n int) {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			b.Device.mu.Lock()
+			defer b.Device.mu.Unlock()
+			return len(order.waits) == n
+		}, patient, time.Millisecond)
+	}
+	host := make([]byte, emulated.Granularity)
+	for failing := 1; failing <= 8; failing++ {
+		calls := b.dev.Calls(faulty.CopyOut)
+		b.dev.Fail(faulty.CopyOut, failing, gpubackend.ErrNoMemory)
+		out, in := b.dev.Hold(faulty.CopyOut), b.dev.Hold(faulty.CopyIn)
+		done, other := make(chan error), make(chan error)
+		go func() { done <- b.Out(t.Context(), Acquire, []gpubackend.Copy{{Mem: b.mem, Host: host}}) }()
+		<-out.Arrived()
+		waits(schedule.InFlight/schedule.CallBytes - 1)
+		go func() { other <- b.In(t.Context(), Acquire, []gpubackend.Copy{{Mem: b.mem, Host: host[:1]}}) }()
+		waits(schedule.InFlight / schedule.CallBytes)
+		out.Open()
+		if failing > 1 { // otherwise the other transfer has its turn now, and the failed one does not wait for it
+			in.Open()
+		}
+		require.ErrorIs(t, <-done, gpubackend.ErrNoMemory)
+		require.Equal(t, calls+failing, b.dev.Calls(faulty.CopyOut))
+		in.Open()
+		require.NoError(t, <-other)
+	}
+}
+
 // TestPiecesBeginTogether: the pieces of a transfer that have begun are all in progress on the device. One that waited
 // for another would take a part of what may be in flight, and move nothing.
 func TestPiecesBeginTogether(t *testing.T) {
@@ -185,7 +219,8 @@ func TestAhead(t *testing.T) {
 	ctx := Ahead(t.Context(), func() bool { asked++; return asked > 3 })
 	host := make([]byte, emulated.Granularity)
 	require.NoError(t, b.In(ctx, Acquire, []gpubackend.Copy{{Mem: b.mem, Host: host}}))
-	require.NoError(t, b.In(ctx, WriteBack, []gpubackend.Copy{{Mem: b.mem, Host: host[:piece]}}))
+	require.NoError(t, b.In(Ahead(t.Context(), func() bool { return false }), WriteBack,
+		[]gpubackend.Copy{{Mem: b.mem, Host: host[:piece]}}))
 	require.Equal(t, []Moved{
 		{"acquire", "in", before[0].Calls + 5, before[0].Bytes + 5*piece},
 		{"prefetch", "in", 3, 3 * piece},
