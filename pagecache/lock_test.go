@@ -175,3 +175,53 @@ func anyHolding(src *source) *holding {
 	}
 	return nil
 }
+
+// TestAwaited: programs that wait for a file count while they wait, whatever becomes of them. Read-ahead and work in the
+// background do not.
+func TestAwaited(t *testing.T) {
+	for name, wait := range map[string]func(ctx context.Context, l *fileLock){
+		"Lock":  func(_ context.Context, l *fileLock) { l.Lock(); l.Unlock() },
+		"RLock": func(_ context.Context, l *fileLock) { l.RLock(); l.RUnlock() },
+		"LockIn": func(ctx context.Context, l *fileLock) {
+			if l.LockIn(ctx) == nil {
+				l.Unlock()
+			}
+		},
+		"RLockIn": func(ctx context.Context, l *fileLock) {
+			if l.RLockIn(ctx) == nil {
+				l.RUnlock()
+			}
+		},
+		"LockLater": func(_ context.Context, l *fileLock) { l.LockLater(); l.Unlock() },
+		"LockAhead": func(ctx context.Context, l *fileLock) {
+			if l.LockAhead(ctx) == nil {
+				l.Unlock()
+			}
+		},
+	} {
+		for _, ends := range []bool{false, true} {
+			l := new(fileLock)
+			wait(t.Context(), l)
+			require.False(t, l.Awaited(), name)
+			ctx, cancel := context.WithCancel(t.Context())
+			l.Lock()
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				wait(ctx, l)
+			}()
+			if name == "LockLater" || name == "LockAhead" {
+				require.Never(t, l.Awaited, 10*time.Millisecond, time.Millisecond, name)
+			} else {
+				require.Eventually(t, l.Awaited, 10*time.Second, time.Millisecond, name)
+			}
+			if ends {
+				cancel()
+			}
+			l.Unlock()
+			<-done
+			require.Eventually(t, func() bool { return !l.Awaited() }, 10*time.Second, time.Millisecond, name)
+			cancel()
+		}
+	}
+}
