@@ -176,8 +176,8 @@ func anyHolding(src *source) *holding {
 	return nil
 }
 
-// TestAwaited: programs that wait for a file count while they wait, whatever becomes of them. Read-ahead and work in the
-// background do not.
+// TestAwaited: programs that wait for a file count while they wait, whatever becomes of them. Read-ahead and work in
+// the background do not.
 func TestAwaited(t *testing.T) {
 	for name, wait := range map[string]func(ctx context.Context, l *fileLock){
 		"Lock":  func(_ context.Context, l *fileLock) { l.Lock(); l.Unlock() },
@@ -193,8 +193,8 @@ func TestAwaited(t *testing.T) {
 			}
 		},
 		"LockLater": func(_ context.Context, l *fileLock) { l.LockLater(); l.Unlock() },
-		"LockAhead": func(ctx context.Context, l *fileLock) {
-			if l.LockAhead(ctx) == nil {
+		"LockLaterIn": func(ctx context.Context, l *fileLock) {
+			if l.LockLaterIn(ctx) == nil {
 				l.Unlock()
 			}
 		},
@@ -210,7 +210,7 @@ func TestAwaited(t *testing.T) {
 				defer close(done)
 				wait(ctx, l)
 			}()
-			if name == "LockLater" || name == "LockAhead" {
+			if name == "LockLater" || name == "LockLaterIn" {
 				require.Never(t, l.Awaited, 10*time.Millisecond, time.Millisecond, name)
 			} else {
 				require.Eventually(t, l.Awaited, 10*time.Second, time.Millisecond, name)

@@ -220,8 +220,8 @@ func (f *File) mayLockLocked(home Home, size, spoilt int64) error {
 	return nil
 }
 
-// lockEnded notes how an attempt to lock the pages ended, which began with this pin. An attempt whose caller gave up says
-// nothing about the file. If there is another pin now, the background tries again.
+// lockEnded notes how an attempt to lock the pages ended, which began with this pin. An attempt whose caller gave up
+// says nothing about the file. If there is another pin now, the background tries again.
 func (f *File) lockEnded(ctx context.Context, pin *Pinning, err error) {
 	k := &f.locking
 	if err != nil {

@@ -591,7 +591,8 @@ func TestPinnedAgainMeanwhile(t *testing.T) {
 		f.SetPinning(Pinning{Host: true})
 		return <-done
 	}
-	require.ErrorIs(t, meanwhile(func(ctx context.Context) error { return m.cache.LockHome(ctx, other) }), syscall.ENOSPC)
+	err := meanwhile(func(ctx context.Context) error { return m.cache.LockHome(ctx, other) })
+	require.ErrorIs(t, err, syscall.ENOSPC)
 	m.cache.pinned.SetLimit(1)
 	require.NoError(t, meanwhile(m.cache.pinned.WaitRetired))
 }

@@ -19,8 +19,8 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/view"
 )
 
-// TestRandomLockedFiles: while files are pinned on the host, unpinned, changed and loaded, owners and limits change, and
-// locking fails, views have the right bytes and nothing hangs. In the end all memory is given back.
+// TestRandomLockedFiles: while files are pinned on the host, unpinned, changed and loaded, owners and limits change,
+// and locking fails, views have the right bytes and nothing hangs. In the end all memory is given back.
 func TestRandomLockedFiles(t *testing.T) {
 	m := newMachine(t, 2, pinnedMemory(3*leastLocked))
 	m.cache.relockAfter = time.Millisecond

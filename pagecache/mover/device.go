@@ -111,8 +111,8 @@ func (d *Device) Zero(ctx context.Context, class Class, mem gpubackend.Memory, o
 // mostInTurn is how many bytes a transfer may move before a later one of its class has its turn.
 const mostInTurn = 16 << 20
 
-// inTurn makes calls that move so many bytes each, each when its turn has come. As many of them queue or are in progress
-// at a time as there may be pieces in flight, so that the most urgent transfer can have all of these. When one fails,
+// inTurn makes calls that move so many bytes each, each when its turn has come. As many of them queue or are in
+// progress at once as there may be pieces in flight, so the most urgent transfer can have all of that. When one fails,
 // those that wait are withdrawn.
 func (d *Device) inTurn(ctx context.Context, class Class, way Way, sizes []int64, call func(i int) error) error {
 	t := &transfer{d: d, ctx: ctx, waits: ctx, stop: func() {}, class: class, way: way, sizes: sizes, call: call}
