@@ -620,3 +620,55 @@ func TestPinnedAgainWhileUnlocking(t *testing.T) {
 	m.cache.collectDue(t.Context())
 	m.locked(src)
 }
+
+// TestForgottenWhileWaiting: a file that is forgotten while it waits for pinned memory is not mapped any more, because
+// its home is closed.
+func TestForgottenWhileWaiting(t *testing.T) {
+	m := newMachine(t, 1, pinnedMemory(leastLocked))
+	m.cache.relockAfter = time.Hour
+	first, src := m.noisyFile(1000*page.Size), m.noisyFile(10*page.Size)
+	m.lock(first)
+	f := m.pin(src, Pinning{Host: true})
+	end := m.copying(first)
+	m.pin(first, Pinning{})
+	m.cache.lanes.work.Wait() // the first file's pages leave
+	done := make(chan error)
+	go func() { done <- f.lockHome(t.Context()) }()
+	require.Eventually(t, func() bool { return len(f.locking.one) == 1 }, 10*time.Second, time.Millisecond)
+	require.Never(t, func() bool { return len(f.locking.one) == 0 }, 20*time.Millisecond, time.Millisecond)
+	m.cache.Forget(src.id)
+	require.True(t, f.Detached())
+	src.home.mu.Lock()
+	src.home.afterMap = func() { t.Error("it is mapped") }
+	src.home.mu.Unlock()
+	end()
+	require.ErrorIs(t, <-done, syscall.ESHUTDOWN)
+	m.unlocked(src)
+}
+
+// TestLockingAgain: the background does not try again to lock what no device can lock, until the file is used again. It
+// tries again if the owner may lock more.
+func TestLockingAgain(t *testing.T) {
+	m := newMachine(t, 1, pinnedMemory(2*leastLocked))
+	m.cache.relockAfter = 0
+	src := m.noisyFile(10 * page.Size)
+	v := m.view(ViewRequest{Segments: []view.Segment{bytesOf(0, 100)}}, src)
+	defer v.unmap()
+	m.devices[0].Fail(faulty.LockHost, 1, errors.New("no such pages"))
+	theirs := Pinning{Host: true, User: 12345}
+	f := m.pin(src, theirs)
+	require.ErrorIs(t, m.cache.LockHome(t.Context(), src), syscall.EOPNOTSUPP)
+	for range 10 {
+		m.cache.collectDue(t.Context())
+		time.Sleep(time.Millisecond)
+	}
+	require.Equal(t, 1, m.devices[0].Calls(faulty.LockHost))
+
+	require.NoError(t, m.cache.SetUserShare(0.1))
+	f.SetPinning(theirs)
+	m.cache.collectDue(t.Context())
+	require.Contains(t, m.cache.Inspect(src.id).LockError, "more than user 12345 may pin")
+	require.NoError(t, m.cache.SetUserShare(1))
+	m.cache.collectDue(t.Context())
+	m.locked(src)
+}

@@ -94,7 +94,11 @@ func TestReadAheadYields(t *testing.T) {
 	gate := m.devices[0].Hold(faulty.CopyIn)
 	require.NoError(t, p.Advise(t.Context(), size/2, size/2, AdviceWillNeed))
 	<-gate.Arrived()
-	seen := src.attached.look() // work in the background does not count
+	seen, due := src.attached.look(), make(chan struct{}) // work in the background does not count
+	go func() {
+		defer close(due)
+		src.attached.collectDue(t.Context())
+	}()
 	require.Never(t, src.attached.mu.Awaited, 20*time.Millisecond, time.Millisecond)
 	acquired := make(chan error, 1)
 	go func() {
@@ -105,6 +109,7 @@ func TestReadAheadYields(t *testing.T) {
 	gate.Open()
 	require.NoError(t, <-acquired)
 	<-seen
+	<-due
 	p.arrives(p.pages)
 	bytes := moved()
 	require.EqualValues(t, size, bytes["prefetch"]+bytes["acquire"])

@@ -177,6 +177,39 @@ func TestTransfersOneAfterAnother(t *testing.T) {
 	require.GreaterOrEqual(t, outs, mostInTurn/emulated.Granularity-(inFlight-1))
 }
 
+// noted is a discipline that notes after which pieces requests queue.
+type noted struct {
+	schedule.Priority
+	after []schedule.ID
+}
+
+func (n *noted) Arrive(r schedule.Request) {
+	n.after = append(n.after, r.After)
+	n.Priority.Arrive(r)
+}
+
+// TestPlaceOfATransfer: the pieces of each mostInTurn bytes of a transfer queue after the first of them.
+func TestPlaceOfATransfer(t *testing.T) {
+	order := &noted{Priority: schedule.Priority{Preemptive: true}}
+	b := newBench(t, order)
+	order.after = nil
+	const together = mostInTurn / emulated.Granularity
+	list := make([]gpubackend.Copy, 2*together+1)
+	for i := range list {
+		list[i] = gpubackend.Copy{Mem: b.mem, Host: make([]byte, emulated.Granularity)}
+	}
+	require.NoError(t, b.Out(t.Context(), Acquire, list))
+	first := b.last - schedule.ID(len(list)) + 1
+	for i, after := range order.after {
+		if i%together == 0 {
+			require.Zero(t, after, i)
+		} else {
+			require.Equal(t, first+schedule.ID(i/together*together), after, i)
+		}
+	}
+	require.Len(t, order.after, len(list))
+}
+
 // TestPiecesBecomeUrgent: later pieces are more urgent than the first, and none begins and then waits for the first.
 func TestPiecesBecomeUrgent(t *testing.T) {
 	b := newBench(t, &schedule.Priority{Preemptive: true})
