@@ -92,6 +92,7 @@ func TestReadAheadYields(t *testing.T) {
 	require.Equal(t, map[string]int64{"prefetch": size / 2}, moved())
 
 	gate := m.devices[0].Hold(faulty.CopyIn)
+	defer gate.Open()
 	require.NoError(t, p.Advise(t.Context(), size/2, size/2, AdviceWillNeed))
 	<-gate.Arrived()
 	seen, due := src.attached.look(), make(chan struct{}) // work in the background does not count

@@ -91,3 +91,19 @@ func TestWaitForLockedFile(t *testing.T) {
 	p.requirePinned(t, 4, 0)
 	n.Free()
 }
+
+// TestLockedForAnotherUser: what a file has locked counts for nobody but its owner.
+func TestLockedForAnotherUser(t *testing.T) {
+	first, second := Tenant{User: 1, Limited: true}, Tenant{User: 2, Limited: true}
+	p, file, other := NewPinned(8*granule), &lockedFile{first, true}, &lockedFile{second, true}
+	p.SetShare(0.5)
+	m, err := p.LockFile(t.Context(), file, 4*granule)
+	require.NoError(t, err)
+	defer m.Free()
+	n, err := p.LockFile(t.Context(), other, granule)
+	require.NoError(t, err)
+	defer n.Free()
+	require.NoError(t, p.CheckFile(file, first, 4*granule))
+	require.ErrorIs(t, p.CheckFile(file, second, 4*granule), syscall.EDQUOT)
+	require.NoError(t, p.CheckFile(file, second, 3*granule))
+}
