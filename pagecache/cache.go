@@ -155,7 +155,7 @@ type Cache struct {
 // deviceMemory is the part of gpubackend.Device that the Cache calls itself. The mover makes the calls that move bytes.
 type deviceMemory interface {
 	Key() *gpubackend.DigestKey
-	Alloc(size int64) (gpubackend.Memory, error)
+	AllocStaging(size int64) (gpubackend.Memory, error)
 	Used() int64
 	Digests(ctx context.Context, mem gpubackend.Memory, off int64, out []gpubackend.Digest) error
 	Modified(ctx context.Context, scans []gpubackend.Scan) ([][]page.Range, error)

@@ -123,12 +123,12 @@ func (c *Cache) openPaths(ctx context.Context, to *device) {
 
 // openPath allocates n bytes on each of two devices, and copies them.
 func openPath(ctx context.Context, to, from *device, n int64) error {
-	source, err := from.Alloc(n)
+	source, err := from.AllocStaging(n)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = source.Free() }() // it fails for a lost device
-	mem, err := to.Alloc(n)
+	mem, err := to.AllocStaging(n)
 	if err != nil {
 		return err
 	}

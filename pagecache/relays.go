@@ -34,7 +34,7 @@ func (c *Cache) relays(dev *device, bytes int64) (list []*mover.Relay, giveBack 
 			}
 		}
 		for range relaysEach {
-			mem, err := o.Alloc(size)
+			mem, err := o.AllocStaging(size)
 			if err != nil {
 				break // others took the memory
 			}

@@ -85,6 +85,27 @@ func testBudget(f *fixture) {
 	require.NoError(f, f.alloc(g).Free())
 }
 
+// testStagingMemory: staging memory works like other memory of the device, and takes nothing of its budget.
+func testStagingMemory(f *fixture) {
+	g := f.info.Granularity
+	_, err := f.dev.AllocStaging(g + 1)
+	require.ErrorIs(f, err, gpubackend.ErrRange)
+	f.dev.SetBudget(g)
+	m, err := f.dev.AllocStaging(2 * g)
+	require.NoError(f, err)
+	require.Equal(f, 2*g, m.Size())
+	require.Zero(f, f.dev.Used())
+	own, bytes := f.alloc(g), f.random(g)
+	f.write(m, g, bytes)
+	require.NoError(f, f.dev.CopyPeer(f.ctx, []gpubackend.PeerCopy{{Mem: own, From: m, FromOff: g, N: g}}))
+	require.Equal(f, bytes, f.read(own, 0, g))
+	require.NoError(f, own.Free())
+	require.ErrorIs(f, f.dev.Close(), gpubackend.ErrInUse)
+	require.NoError(f, m.Free())
+	require.Zero(f, f.dev.Used())
+	require.NoError(f, f.alloc(g).Free())
+}
+
 // testHostMemory: memory of the host works like the device's own, and takes nothing of its budget.
 func testHostMemory(f *fixture) {
 	g := f.info.Granularity

@@ -34,6 +34,7 @@ func Run(t *testing.T, open func(t *testing.T) gpubackend.Device, allowed ...All
 		{"BudgetWhenAllAllocAtOnce", testBudgetAtOnce},
 		{"BudgetUnderChurn", testBudgetUnderChurn},
 		{"Zeroed", testZeroed},
+		{"StagingMemory", testStagingMemory},
 		{"HostMemory", testHostMemory},
 		{"FreedMemory", testFreed},
 		{"FreeBesideCalls", testFreeBesideCalls},

@@ -225,16 +225,27 @@ func (d *device) Alloc(size int64) (gpubackend.Memory, error) {
 	if err := d.reserve(size); err != nil {
 		return nil, err
 	}
-	m := &memory{dev: d, size: size}
-	if err := d.run(context.Background(), d.allocLane, m.create); err != nil {
-		d.giveBack(size)
+	return d.make(&memory{dev: d, size: size, counted: size})
+}
+
+// make creates m, which is counted already.
+func (d *device) make(m *memory) (gpubackend.Memory, error) {
+	if err := d.run(context.Background(), m.lane(), m.create); err != nil {
+		d.giveBack(m.counted)
 		return nil, err
 	}
 	return m, nil
 }
 
+func (d *device) AllocStaging(size int64) (gpubackend.Memory, error) {
+	return d.allocBeside(size, false)
+}
+
 // AllocHost pins memory of the GPU's NUMA node. The driver zeroes and pins it at some 4 GB/s.
-func (d *device) AllocHost(size int64) (gpubackend.Memory, error) {
+func (d *device) AllocHost(size int64) (gpubackend.Memory, error) { return d.allocBeside(size, true) }
+
+// allocBeside allocates memory that takes nothing of the budget.
+func (d *device) allocBeside(size int64, host bool) (gpubackend.Memory, error) {
 	if size <= 0 || size&(d.info.Granularity-1) != 0 {
 		return nil, fmt.Errorf("%w: %d bytes are not a positive multiple of %d", gpubackend.ErrRange, size,
 			d.info.Granularity)
@@ -242,12 +253,7 @@ func (d *device) AllocHost(size int64) (gpubackend.Memory, error) {
 	if err := d.begin(); err != nil {
 		return nil, err
 	}
-	m := &memory{dev: d, size: size, host: true}
-	if err := d.run(context.Background(), m.lane(), m.create); err != nil {
-		d.giveBack(0)
-		return nil, err
-	}
-	return m, nil
+	return d.make(&memory{dev: d, size: size, host: host})
 }
 
 // hostNode returns the host's NUMA node of the GPU; 0 if the driver does not know it.

@@ -15,9 +15,10 @@ import (
 // memory is one physical allocation and the daemon's mapping of it.
 type memory struct {
 	// immutable
-	dev  *device
-	size int64
-	host bool // pinned memory of the host, which is not counted
+	dev     *device
+	size    int64
+	counted int64 // bytes that it takes of the budget
+	host    bool  // pinned memory of the host
 
 	// handle and base are set by create and freed by destroy. Calls that users has let in may use base.
 	handle memoryHandle
@@ -124,11 +125,7 @@ func (m *memory) Free() error {
 	if m.dev.lost() == nil && !errors.Is(destroyed, gpubackend.ErrDeviceLost) {
 		err = errors.Join(err, destroyed)
 	}
-	if m.host {
-		m.dev.giveBack(0)
-	} else {
-		m.dev.giveBack(m.size)
-	}
+	m.dev.giveBack(m.counted)
 	return err
 }
 

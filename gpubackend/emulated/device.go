@@ -181,15 +181,17 @@ func (d *device) Alloc(size int64) (gpubackend.Memory, error) {
 	if err := d.reserve(size); err != nil {
 		return nil, err
 	}
-	m, err := newMemory(d, size, false)
-	if err != nil {
-		d.giveBack(size)
-		return nil, err
-	}
-	return m, nil
+	return d.make(&memory{dev: d, size: size, counted: size})
 }
 
-func (d *device) AllocHost(size int64) (gpubackend.Memory, error) {
+func (d *device) AllocStaging(size int64) (gpubackend.Memory, error) {
+	return d.allocBeside(size, false)
+}
+
+func (d *device) AllocHost(size int64) (gpubackend.Memory, error) { return d.allocBeside(size, true) }
+
+// allocBeside allocates memory that takes nothing of the budget.
+func (d *device) allocBeside(size int64, host bool) (gpubackend.Memory, error) {
 	if size <= 0 || size&(d.info.Granularity-1) != 0 {
 		return nil, fmt.Errorf("%w: %d bytes are not a positive multiple of %d", gpubackend.ErrRange, size,
 			d.info.Granularity)
@@ -197,15 +199,19 @@ func (d *device) AllocHost(size int64) (gpubackend.Memory, error) {
 	if err := d.count(); err != nil {
 		return nil, err
 	}
-	m, err := newMemory(d, size, true)
-	if err != nil {
-		d.giveBack(0)
+	return d.make(&memory{dev: d, size: size, host: host})
+}
+
+// make creates m, which is counted already.
+func (d *device) make(m *memory) (gpubackend.Memory, error) {
+	if err := m.create(); err != nil {
+		d.giveBack(m.counted)
 		return nil, err
 	}
 	return m, nil
 }
 
-// count counts a Memory of the host.
+// count counts a Memory that takes nothing of the budget.
 func (d *device) count() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -22,11 +22,12 @@ const (
 // memory is one memfd and the daemon's mapping of it.
 type memory struct {
 	// immutable
-	dev  *device
-	size int64
-	host bool // it stands for memory of the host, which is not counted
+	dev     *device
+	size    int64
+	counted int64 // bytes that it takes of the budget
+	host    bool  // it stands for memory of the host
 
-	// data is the mapping. Calls that users has let in may load and store. Free waits for them, and then unmaps it.
+	// data is the mapping, which create makes. Calls that users has let in may load and store. Free waits for them, and then unmaps it.
 	// Other processes store into it at any time.
 	data  []byte
 	users gpubackend.Users
@@ -39,20 +40,21 @@ type memory struct {
 	exported bool     // protected by mu
 }
 
-func newMemory(d *device, size int64, host bool) (*memory, error) {
-	fd, err := createMemfd("gaiafs:" + strconv.Itoa(d.info.Ordinal))
+// create makes the memfd and maps it. After an error nothing stays.
+func (m *memory) create() error {
+	fd, err := createMemfd("gaiafs:" + strconv.Itoa(m.dev.info.Ordinal))
 	if err != nil {
-		return nil, err
+		return err
 	}
-	data, err := mapMemfd(fd, size)
-	if err != nil {
+	if m.data, err = mapMemfd(fd, m.size); err != nil {
 		_ = unix.Close(fd)
-		return nil, err
+		return err
 	}
-	if d.poison {
-		fill(data, poisonAlloc)
+	if m.dev.poison {
+		fill(m.data, poisonAlloc)
 	}
-	return &memory{dev: d, size: size, host: host, data: data, file: os.NewFile(uintptr(fd), "memfd:gaiafs")}, nil
+	m.file = os.NewFile(uintptr(fd), "memfd:gaiafs")
+	return nil
 }
 
 // createMemfd makes a memfd that cannot be executed: some systems allow no other (vm.memfd_noexec, sysctl(5)). Linux
@@ -193,7 +195,7 @@ func (m *memory) Free() error {
 		return err
 	}
 	err = errors.Join(err, m.file.Close())
-	m.dev.giveBack(m.size)
+	m.dev.giveBack(m.counted)
 	return err
 }
 

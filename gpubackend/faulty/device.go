@@ -200,6 +200,18 @@ func (d *Device) Alloc(size int64) (gpubackend.Memory, error) {
 	return &memory{d, m}, nil
 }
 
+// AllocStaging is the Op Alloc, too.
+func (d *Device) AllocStaging(size int64) (gpubackend.Memory, error) {
+	if err := d.enter(context.Background(), Alloc); err != nil {
+		return nil, err
+	}
+	m, err := d.inner.AllocStaging(size)
+	if err != nil {
+		return nil, err
+	}
+	return &memory{d, m}, nil
+}
+
 // AllocHost is the Op of that name.
 func (d *Device) AllocHost(size int64) (gpubackend.Memory, error) {
 	if err := d.enter(context.Background(), AllocHost); err != nil {
