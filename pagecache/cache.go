@@ -157,6 +157,7 @@ type deviceMemory interface {
 	Key() *gpubackend.DigestKey
 	AllocStaging(size int64) (gpubackend.Memory, error)
 	Used() int64
+	Free() (int64, error)
 	Digests(ctx context.Context, mem gpubackend.Memory, off int64, out []gpubackend.Digest) error
 	Modified(ctx context.Context, scans []gpubackend.Scan) ([][]page.Range, error)
 	HostBuffer(n int) (buf []byte, giveBack func(), err error)

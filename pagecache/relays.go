@@ -24,7 +24,10 @@ func (c *Cache) relays(dev *device, bytes int64) (list []*mover.Relay, giveBack 
 	for _, o := range c.devices {
 		g := o.info.Granularity
 		size := (mover.RelayBytes + g - 1) / g * g
-		if o == dev || !c.reaches(dev, o) || !o.moves.Idle() || o.info.Memory-o.Used() < relaySpare*relaysEach*size {
+		if o == dev || !c.reaches(dev, o) || !o.moves.Idle() {
+			continue
+		}
+		if free, err := o.Free(); err != nil || free < relaySpare*relaysEach*size {
 			continue
 		}
 		failed := func(err error) {

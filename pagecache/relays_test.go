@@ -103,6 +103,10 @@ func TestBusyNeighboursLinksAreNotUsed(t *testing.T) {
 			m.cache.leastRelayed = leastRelayed
 			return func() {}
 		},
+		"full": func(m *machine, _ *ViewRequest) func() {
+			m.devices[1].SetFree(relaySpare*relaysEach*mover.RelayBytes - 1)
+			return func() {}
+		},
 		"busy": func(m *machine, _ *ViewRequest) func() {
 			other := m.noisyFile(8 << 20)
 			gate := m.devices[1].Hold(faulty.CopyIn)
