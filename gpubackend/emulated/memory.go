@@ -27,8 +27,8 @@ type memory struct {
 	counted int64 // bytes that it takes of the budget
 	host    bool  // it stands for memory of the host
 
-	// data is the mapping, which create makes. Calls that users has let in may load and store. Free waits for them, and then unmaps it.
-	// Other processes store into it at any time.
+	// data is the mapping, which create makes. Calls that users has let in may load and store. Free waits for them, and
+	// then unmaps it. Other processes store into it at any time.
 	data  []byte
 	users gpubackend.Users
 

@@ -32,7 +32,7 @@ func pattern(n int, seed byte) []byte {
 
 // TestSourceChanged changes files in SOURCE while a device maps them and a CPU program has them open.
 func TestSourceChanged(t *testing.T) {
-	bothModes(t, func(t *testing.T, o testmount.Options) {
+	allModes(t, func(t *testing.T, o testmount.Options) {
 		m := testmount.Start(t, o)
 		const size = 16 * 4096
 		for _, c := range []struct {
@@ -153,7 +153,7 @@ func TestFullDisk(t *testing.T) {
 	source := t.TempDir()
 	require.NoError(t, unix.Mount("tmpfs", source, "tmpfs", 0, "size=4m"))
 	t.Cleanup(func() { assert.NoError(t, unix.Unmount(source, 0)) })
-	bothModes(t, func(t *testing.T, o testmount.Options) {
+	allModes(t, func(t *testing.T, o testmount.Options) {
 		o.Source = source
 		o.WriteBackInterval = 50 * time.Millisecond
 		m := testmount.Start(t, o)

@@ -122,7 +122,7 @@ func TestCrash(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 3))
-	bothModes(t, func(t *testing.T, o testmount.Options) {
+	allModes(t, func(t *testing.T, o testmount.Options) {
 		o.Source = t.TempDir()
 		o.Devices = 2
 		o.WriteBackInterval = interval

@@ -229,11 +229,17 @@ func isDone(done <-chan struct{}) bool {
 	}
 }
 
-// bothModes runs a test with each way of writing, and with opens that the daemon does not see.
+// bothModes runs a test with each way of writing.
 func bothModes(t *testing.T, test func(t *testing.T, o testmount.Options)) {
 	t.Helper()
 	t.Run("through", func(t *testing.T) { test(t, testmount.Options{}) })
 	t.Run("back", func(t *testing.T) { test(t, testmount.Options{WriteBack: true}) })
+}
+
+// allModes runs a test with each way of writing, and with opens that the daemon does not see.
+func allModes(t *testing.T, test func(t *testing.T, o testmount.Options)) {
+	t.Helper()
+	bothModes(t, test)
 	t.Run("opens", func(t *testing.T) {
 		if os.Geteuid() != 0 {
 			t.Skip("needs root")

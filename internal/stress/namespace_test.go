@@ -205,7 +205,7 @@ func TestLiveNamespace(t *testing.T) {
 			return "linked"
 		}},
 	}
-	bothModes(t, func(t *testing.T, o testmount.Options) {
+	allModes(t, func(t *testing.T, o testmount.Options) {
 		for _, c := range cases {
 			t.Run(c.name, func(t *testing.T) {
 				m := testmount.Start(t, o)

@@ -17,7 +17,7 @@ import (
 func TestShared(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
-	bothModes(t, func(t *testing.T, o testmount.Options) {
+	allModes(t, func(t *testing.T, o testmount.Options) {
 		o.Devices = 2
 		o.WriteBackInterval = 200 * time.Millisecond
 		m := testmount.Start(t, o)

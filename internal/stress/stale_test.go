@@ -237,7 +237,7 @@ func staleReads(t *testing.T, m *testmount.Mount, operations int, seed uint64) (
 func TestNoStaleReads(t *testing.T) {
 	seed := uint64(time.Now().UnixNano()) >> 2
 	t.Logf("again: go test ./internal/stress -run TestNoStaleReads -stress.ops %d (seed %d)", *operations, seed)
-	bothModes(t, func(t *testing.T, o testmount.Options) {
+	allModes(t, func(t *testing.T, o testmount.Options) {
 		o.Devices = 2
 		n := *operations / 2
 		assert.Zero(t, staleReads(t, testmount.Start(t, o), n, seed), "reads that got old bytes")
@@ -249,7 +249,7 @@ func TestNoStaleReadsFromDevices(t *testing.T) {
 	seed := uint64(time.Now().UnixNano()) >> 2
 	t.Logf("again: go test ./internal/stress -run TestNoStaleReadsFromDevices -stress.ops %d (seed %d)", *operations,
 		seed)
-	bothModes(t, func(t *testing.T, o testmount.Options) {
+	allModes(t, func(t *testing.T, o testmount.Options) {
 		o.Devices, o.DeviceReads = 2, "always"
 		m := testmount.Start(t, o)
 		assert.Zero(t, staleReads(t, m, *operations/4, seed), "reads that got old bytes")

@@ -55,7 +55,7 @@ func command(dir, name string, args ...string) *exec.Cmd {
 // TestGit makes and clones a repository, also one whose commits were killed again and again.
 func TestGit(t *testing.T) {
 	requireTool(t, "git")
-	bothModes(t, func(t *testing.T, o testmount.Options) {
+	allModes(t, func(t *testing.T, o testmount.Options) {
 		m, end := startWithDevices(t, o)
 		repo := m.Path("repo")
 		git := func(args ...string) []string {
@@ -132,7 +132,7 @@ func TestGoBuild(t *testing.T) {
 // there.
 func TestSQLite(t *testing.T) {
 	sqlite := requireTool(t, "sqlite3")
-	bothModes(t, func(t *testing.T, o testmount.Options) {
+	allModes(t, func(t *testing.T, o testmount.Options) {
 		m, end := startWithDevices(t, o)
 		db := m.Path("data.db")
 		require.Equal(t, "wal\n", run(t, m.Dir, sqlite, db,
