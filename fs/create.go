@@ -27,7 +27,7 @@ func (fs *fileSystem) make(
 		return toStatus(err)
 	}
 	n := fs.register(parent, name, &st)
-	fs.noteHandle(n, dir, name)
+	fs.noteHandle(n, dir, name, st.Mnt_id)
 	fs.fillEntry(out, n, &st)
 	return fuse.OK
 }
@@ -151,7 +151,7 @@ func (fs *fileSystem) answerCreate(
 		return toStatus(err)
 	}
 	n := fs.register(parent, name, &st)
-	fs.noteHandle(n, fd, "")
+	fs.noteHandle(n, fd, "", st.Mnt_id)
 	if parent == nil {
 		if errno := fs.pinTo(n, fd); errno != 0 {
 			fs.unrefer(n, 1, 0)

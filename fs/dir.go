@@ -114,7 +114,7 @@ func (fs *fileSystem) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *
 		}
 		out.FixMode(uint32(st.Mode))
 		n := fs.register(d.node, entry.Name, &st)
-		fs.noteHandle(n, d.fd, entry.Name)
+		fs.noteHandle(n, d.fd, entry.Name, st.Mnt_id)
 		fs.freshen(cancel, &in.Caller, n, &st)
 		fs.fillEntry(reply, n, &st)
 		if foreign {

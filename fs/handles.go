@@ -12,16 +12,25 @@ import (
 // such a file is renamed in SOURCE, its node's locator leads nowhere. So there the daemon remembers a file handle of
 // each regular file (name_to_handle_at(2)), and opens files by it. That also needs no lock of a directory's names.
 //
-// A handle leads to the file as long as the file has a name or an open. Other filesystems mounted below SOURCE have no
-// handles here; their files are opened by name.
+// A handle leads to the file as long as the file has a name or an open. Files on mounts below SOURCE have no handles
+// here, also if the mount shows SOURCE's own filesystem: it may be read-only. They are opened by name.
 
 // maxHandle is MAX_HANDLE_SZ of name_to_handle_at(2), in bytes.
 const maxHandle = 128
 
-// noteHandle remembers the handle of n, which is name in the directory dir, or dir itself if name is empty. If SOURCE
-// has another file there by now, openHandle finds that out.
-func (fs *fileSystem) noteHandle(n *node, dir int, name string) {
-	if !fs.unseenOpens || !n.isRegular() || fs.mayHang(n) || n.handle.Load() != nil {
+// noHandle is the handle of a file that was found on a mount below SOURCE.
+var noHandle = new(string)
+
+// noteHandle remembers the handle of n, which is name in the directory dir, or dir itself if name is empty. It was found
+// on the mount with the given number. If SOURCE has another file there by now, openHandle finds that out.
+func (fs *fileSystem) noteHandle(n *node, dir int, name string, mount uint64) {
+	if !fs.unseenOpens || !n.isRegular() || fs.mayHang(n) {
+		return
+	}
+	if mount != fs.mount && n.handle.Swap(noHandle) != noHandle {
+		fs.kept.drop(keptKey{n, true}) // perhaps not allowed where the file was found now
+	}
+	if n.handle.Load() != nil {
 		return
 	}
 	var h struct {
@@ -38,21 +47,21 @@ func (fs *fileSystem) noteHandle(n *node, dir int, name string) {
 	if name == "" {
 		flags = unix.AT_EMPTY_PATH
 	}
-	var mount int32
-	// The kernel reads path and writes h and mount, and keeps no pointer.
+	var id int32
+	// The kernel reads path and writes h and id, and keeps no pointer.
 	_, _, errno := unix.Syscall6(unix.SYS_NAME_TO_HANDLE_AT, uintptr(dir), uintptr(unsafe.Pointer(path)),
-		uintptr(unsafe.Pointer(&h)), uintptr(unsafe.Pointer(&mount)), flags, 0)
+		uintptr(unsafe.Pointer(&h)), uintptr(unsafe.Pointer(&id)), flags, 0)
 	if errno != 0 || h.bytes > maxHandle {
 		return
 	}
 	handle := string(binary.NativeEndian.AppendUint32(nil, uint32(h.kind))) + string(h.data[:h.bytes])
-	n.handle.Store(&handle)
+	n.handle.CompareAndSwap(nil, &handle)
 }
 
 // openHandle opens n by its handle. It returns ESTALE if n has none, or if it leads to no file or to another one.
 func (fs *fileSystem) openHandle(n *node, flags int) (int, syscall.Errno) {
 	handle := n.handle.Load()
-	if handle == nil || fs.tree == nil {
+	if handle == nil || handle == noHandle || fs.tree == nil {
 		return -1, syscall.ESTALE
 	}
 	kind, data := int32(binary.NativeEndian.Uint32([]byte(*handle))), []byte((*handle)[4:])
@@ -65,7 +74,7 @@ func (fs *fileSystem) openHandle(n *node, flags int) (int, syscall.Errno) {
 	var st unix.Statx_t
 	if err := peek(fd, "", &st); err != nil || !n.is(identify(&st)) {
 		unix.Close(fd)
-		n.handle.Store(nil) // of another file that had the name
+		n.handle.CompareAndSwap(handle, nil) // of another file that had the name
 		return -1, syscall.ESTALE
 	}
 	return fd, 0

@@ -123,7 +123,7 @@ func (fs *fileSystem) openOf(n *node, c *content) *openFile {
 	if !fs.kernelOpens {
 		return nil
 	}
-	if fs.unseenOpens && n.handle.Load() == nil {
+	if h := n.handle.Load(); fs.unseenOpens && (h == nil || h == noHandle) {
 		return nil // a name would be needed, and the caller may have names locked
 	}
 	used, errno := fs.useKept(context.Background(), keptKey{n: n}, unix.O_NONBLOCK)

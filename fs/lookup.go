@@ -57,7 +57,7 @@ func (fs *fileSystem) Lookup(
 		return toStatus(err)
 	}
 	n := fs.register(parent, name, &st)
-	fs.noteHandle(n, dir, name)
+	fs.noteHandle(n, dir, name, st.Mnt_id)
 	fs.freshen(cancel, &header.Caller, n, &st)
 	fs.fillEntry(out, n, &st)
 	if foreign {

@@ -212,6 +212,30 @@ func TestUnseenOpensOfFilesMovedInSource(t *testing.T) {
 	}
 }
 
+// TestUnseenOpensOnReadOnlyMountBelow: what a mount below SOURCE forbids stays forbidden, also if it shows SOURCE's own
+// filesystem, and if the file was used before by another name.
+func TestUnseenOpensOnReadOnlyMountBelow(t *testing.T) {
+	s := mountUnseen(t, withFiles(t, map[string]string{"../other/f": "text", "used": "text", "at/x": ""}))
+	other, at := filepath.Join(s.source, "../other"), filepath.Join(s.source, "at")
+	require.NoError(t, os.Link(filepath.Join(s.source, "used"), filepath.Join(other, "used")))
+	require.NoError(t, os.WriteFile(filepath.Join(s.mnt, "used"), []byte("text"), 0644))
+	require.NoError(t, unix.Mount(other, at, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(at, unix.MNT_DETACH)) })
+	require.NoError(t, unix.Mount("", at, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	require.Eventually(t, func() bool { _, err := os.Stat(filepath.Join(s.mnt, "at/f")); return err == nil }, eventually, tick)
+	for _, name := range []string{"f", "used"} {
+		f, err := os.OpenFile(filepath.Join(s.mnt, "at", name), os.O_RDWR, 0)
+		require.NoError(t, err)
+		_, err = f.WriteAt([]byte("X"), 0)
+		assert.ErrorIs(t, err, unix.EROFS, name)
+		got := make([]byte, 9)
+		n, _ := f.ReadAt(got, 0)
+		assert.Equal(t, "text", string(got[:n]))
+		require.NoError(t, f.Close())
+		s.idle()
+	}
+}
+
 // TestUnseenFileRemovedInSourceIsLetGo: the space of a file that another process removed comes back when programs have
 // closed it, also after a grant for it.
 func TestUnseenFileRemovedInSourceIsLetGo(t *testing.T) {
