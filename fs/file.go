@@ -42,6 +42,8 @@ type openFile struct {
 	closed bool // protected by mu
 
 	released atomic.Bool
+	// wrote says that a request without a handle wrote through this open.
+	wrote atomic.Bool
 	// deviceOnly says that a device was granted access through this open, and that the open was not read or written
 	// since.
 	deviceOnly atomic.Bool
@@ -412,7 +414,7 @@ func (fs *fileSystem) Flush(_ <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 
 // Fsync implements fuse.RawFileSystem.
 func (fs *fileSystem) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
-	used, errno := fs.useFile(&in.InHeader, in.Fh)
+	used, errno := fs.useFileToSync(&in.InHeader, in.Fh)
 	if errno != 0 {
 		return fuse.Status(errno)
 	}
@@ -420,6 +422,9 @@ func (fs *fileSystem) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Statu
 	of := used.openFile
 	of.content.complained.Store(false)
 	sync := func() error { return syncDescriptor(of.fd, in.FsyncFlags) }
+	if fs.unseenOpens {
+		sync = func() error { return fs.syncKept(of, in.Pid, in.FsyncFlags) }
+	}
 	if f := of.content.live(); f != nil {
 		ctx := newRequest(cancel, &in.Caller)
 		defer ctx.end()

@@ -64,6 +64,7 @@ type fileSystem struct {
 	dirs        index[*openDir]
 	lastHandle  atomic.Uint64
 	kept        keptOpens
+	late        lateErrors
 	ahead       *ahead
 	tree        *tree // nil if it was not asked for, or SOURCE's filesystem cannot be watched; immutable
 
@@ -151,6 +152,7 @@ func newFileSystem(o *Options) (*fileSystem, error) {
 	if o.KernelOpens {
 		fs.kernelOpens, fs.unseenOpens = true, !o.ReadOnly
 		fs.kept.limit = max(fs.descriptors.limit/8/shardCount, 1)
+		fs.late.limit = min(fs.descriptors.limit/8, mostLate)
 	}
 	if err := fs.watchTree(o); err != nil {
 		unix.Close(fs.root.fd)
@@ -170,6 +172,7 @@ func (fs *fileSystem) close() {
 	fs.background.Wait()
 	fs.ahead.close()
 	fs.kept.closeAll()
+	fs.late.sweep(time.Now().Add(errorsFor))
 	for _, of := range fs.files.all() {
 		of.close()
 	}

@@ -21,8 +21,8 @@ const maxHandle = 128
 // noHandle is the handle of a file that was found on a mount below SOURCE.
 var noHandle = new(string)
 
-// noteHandle remembers the handle of n, which is name in the directory dir, or dir itself if name is empty. It was found
-// on the mount with the given number. If SOURCE has another file there by now, openHandle finds that out.
+// noteHandle remembers the handle of n, which is name in the directory dir, or dir itself if name is empty. It was
+// found on the mount with the given number. If SOURCE has another file there by now, openHandle finds that out.
 func (fs *fileSystem) noteHandle(n *node, dir int, name string, mount uint64) {
 	if !fs.unseenOpens || !n.isRegular() || fs.mayHang(n) {
 		return

@@ -77,6 +77,14 @@ func (k *keptOpen) close() {
 	}
 }
 
+// retire is close for a file that programs may have open.
+func (k *keptOpen) retire() {
+	if k.file != nil && k.file.wrote.Load() {
+		k.file.fs.late.await(k.file)
+	}
+	k.close()
+}
+
 func (o *keptOpens) shard(n *node) *keptShard { return &o.shards[uint64(n.id)%shardCount] }
 
 // get returns the open of key, and calls open if there is none. The open stays until done is called. Two concurrent
@@ -110,7 +118,7 @@ func (o *keptOpens) get(key keptKey, open func() (*keptOpen, syscall.Errno)) (*k
 		surplus = append(surplus, fresh)
 	}
 	for _, unused := range surplus {
-		unused.close()
+		unused.retire()
 	}
 	return k, 0
 }
@@ -161,7 +169,7 @@ func (o *keptOpens) closeIdle() {
 		})
 		s.mu.Unlock()
 		for _, k := range old {
-			k.close()
+			k.retire()
 		}
 	}
 }
@@ -222,14 +230,15 @@ func (o *keptOpens) descriptorsOf(n *node) (fds []int) {
 	return fds
 }
 
-// run closes idle opens until ctx ends.
-func (o *keptOpens) run(ctx context.Context) {
+// closeIdle closes idle opens until ctx ends.
+func (fs *fileSystem) closeIdle(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(keptFor):
-			o.closeIdle()
+			fs.kept.closeIdle()
+			fs.late.sweep(time.Now())
 		}
 	}
 }
@@ -279,6 +288,21 @@ func (fs *fileSystem) useFileToWrite(header *fuse.InHeader, handle uint64) (used
 	return fs.useFileOf(header, header.NodeId, handle, true)
 }
 
+// useFileToSync is useFile for fsync. It uses the open through which the file was written, if there is one: only that
+// one is sure to report errors of the disk.
+func (fs *fileSystem) useFileToSync(header *fuse.InHeader, handle uint64) (usedFile, syscall.Errno) {
+	if n := fs.node(header.NodeId); fs.unseenOpens && n != nil {
+		s := fs.kept.shard(n)
+		s.mu.Lock()
+		k := s.useLocked(keptKey{n, true})
+		s.mu.Unlock()
+		if k != nil {
+			return usedFile{k.file, keptUse{k, &fs.kept, n}}, 0
+		}
+	}
+	return fs.useFile(header, handle)
+}
+
 // useFileOf returns the file of a request on the node id.
 func (fs *fileSystem) useFileOf(header *fuse.InHeader, id, handle uint64, write bool) (usedFile, syscall.Errno) {
 	if of := fs.files.get(handle); of != nil {
@@ -290,7 +314,11 @@ func (fs *fileSystem) useFileOf(header *fuse.InHeader, id, handle uint64, write 
 	}
 	ctx := newRequest(nil, &header.Caller)
 	defer ctx.end()
-	return fs.useKept(ctx, keptKey{n, write}, 0)
+	used, errno := fs.useKept(ctx, keptKey{n, write}, 0)
+	if errno == 0 && write {
+		used.wrote.Store(true)
+	}
+	return used, errno
 }
 
 // useKept returns the daemon's own open of key, which stays open until done is called. The kernel may have pages of the

@@ -119,6 +119,11 @@ type content struct {
 	// fsync reset it.
 	complained atomic.Bool
 
+	// failure is the last error of the disk that fsync or a closed descriptor reported, if the daemon does not see opens.
+	// syncing is read-locked by fsync then.
+	failure atomic.Pointer[failedSync]
+	syncing sync.RWMutex
+
 	// opened is an open of the file, or nil. It may have been closed by now.
 	opened atomic.Pointer[openFile]
 }

@@ -247,6 +247,7 @@ func (fs *fileSystem) drop(n *node) (parent *node) {
 		if n.isRemoved() {
 			defer fs.noteFreed()
 		}
+		defer fs.late.forget(n) // when n is dropped
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()

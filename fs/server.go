@@ -129,7 +129,7 @@ func Mount(o Options) (*Server, error) {
 	reaping, stop := context.WithCancel(context.Background())
 	fs.background.Go(func() { fs.reap(reaping) })
 	if fs.kernelOpens {
-		fs.background.Go(func() { fs.kept.run(reaping) })
+		fs.background.Go(func() { fs.closeIdle(reaping) })
 	}
 	fs.background.Go(func() { fs.followBelow(reaping) })
 	fs.background.Go(func() { fs.descriptors.closeBelow(reaping) })

@@ -222,7 +222,10 @@ func TestUnseenOpensOnReadOnlyMountBelow(t *testing.T) {
 	require.NoError(t, unix.Mount(other, at, "", unix.MS_BIND, ""))
 	t.Cleanup(func() { require.NoError(t, unix.Unmount(at, unix.MNT_DETACH)) })
 	require.NoError(t, unix.Mount("", at, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
-	require.Eventually(t, func() bool { _, err := os.Stat(filepath.Join(s.mnt, "at/f")); return err == nil }, eventually, tick)
+	require.Eventually(t, func() bool {
+		_, err := os.Stat(filepath.Join(s.mnt, "at/f"))
+		return err == nil
+	}, eventually, tick)
 	for _, name := range []string{"f", "used"} {
 		f, err := os.OpenFile(filepath.Join(s.mnt, "at", name), os.O_RDWR, 0)
 		require.NoError(t, err)

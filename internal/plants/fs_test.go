@@ -210,9 +210,37 @@ var fsPlants = []plant{
 	{
 		name: "a file that is renamed in SOURCE is lost to programs that write it",
 		file: "fs/handles.go",
-		old:  "n.handle.Store(&handle)",
+		old:  "n.handle.CompareAndSwap(nil, &handle)",
 		new:  "_ = handle",
 		nets: []net{{pkg: "fs", run: "TestUnseenOpensOfFilesMovedInSource"}},
+	},
+	{
+		name: "files on a read-only mount below SOURCE are opened by their handles",
+		file: "fs/handles.go",
+		old:  "if mount != fs.mount && n.handle.Swap(noHandle) != noHandle {",
+		new:  "if mount == 0 {",
+		nets: []net{{pkg: "fs", run: "TestUnseenOpensOnReadOnlyMountBelow"}},
+	},
+	{
+		name: "fsync does not look for errors of the disk on the descriptor that is kept for them",
+		file: "fs/disk_errors.go",
+		old:  "if late := fs.late.look(of.node); err == nil {",
+		new:  "if late := error(nil); err == nil {",
+		nets: []net{{pkg: "fs", run: "TestUnseenOpensLearnOfDiskErrors"}},
+	},
+	{
+		name: "an error of the disk is told to one process",
+		file: "fs/disk_errors.go",
+		old:  "return c.owed(thread)",
+		new:  "return nil",
+		nets: []net{{pkg: "fs", run: "TestUnseenOpensLearnOfDiskErrors"}},
+	},
+	{
+		name: "an error of the disk is told to processes that began later",
+		file: "fs/disk_errors.go",
+		old:  "ok || started > f.at {",
+		new:  "ok {",
+		nets: []net{{pkg: "fs", run: "TestDiskErrorsAreOwedOnce"}},
 	},
 	{
 		name: "a writable mount whose files the kernel opens does without events",
