@@ -209,7 +209,7 @@ func processOf(thread uint32) (process int, started time.Duration) {
 	const ticks = 100 // per second, for programs on all machines with Linux
 	dir := "/proc/" + strconv.FormatUint(uint64(thread), 10)
 	status, err := os.ReadFile(dir + "/status")
-	if err != nil {
+	if err != nil || !ownProc() {
 		return 0, 0
 	}
 	for line := range bytes.Lines(status) {

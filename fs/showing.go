@@ -5,6 +5,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -82,8 +83,8 @@ func (fs *fileSystem) accessShown(n *node, who *fuse.Caller, descriptor int32) (
 
 // lookShown returns what /proc says of a descriptor of who, which is open on this mount.
 func (fs *fileSystem) lookShown(who *fuse.Caller, descriptor int32) (open shownOpen, _ syscall.Errno) {
-	if who.Pid == 0 {
-		return open, syscall.ESRCH // in a PID namespace that is not below the daemon's
+	if who.Pid == 0 || !ownProc() {
+		return open, syscall.ESRCH // in a PID namespace that is not below the daemon's, or /proc is of another one
 	}
 	process, number := "/proc/"+strconv.FormatUint(uint64(who.Pid), 10), strconv.Itoa(int(descriptor))
 	fs.touching.RLock()
@@ -119,6 +120,22 @@ func (fs *fileSystem) lookShown(who *fuse.Caller, descriptor int32) (open shownO
 	}
 	return open, 0
 }
+
+// ownProc reports whether /proc shows the numbers of the daemon's PID namespace, as requests do. A container may have
+// the host's, where the same number is another process.
+var ownProc = sync.OnceValue(func() bool {
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return false
+	}
+	for line := range strings.Lines(string(status)) {
+		if numbers, ok := strings.CutPrefix(line, "NSpid:"); ok {
+			fields := len(strings.Fields(numbers))
+			return fields == 1 // more for each namespace between
+		}
+	}
+	return false
+})
 
 // unmistakable returns an error if another inode may show the same number as n and who is not root.
 func (fs *fileSystem) unmistakable(n *node, who *fuse.Caller) syscall.Errno {

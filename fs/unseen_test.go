@@ -482,6 +482,29 @@ func TestShownDescriptorInANamespace(t *testing.T) {
 	assert.True(t, n.last().Writable())
 }
 
+func init() {
+	// "own proc" looks for descriptor 0 of process args[0].
+	programs["own proc"] = func(args []string) error {
+		process, err := strconv.Atoi(args[0])
+		if err != nil {
+			return err
+		}
+		_, errno := new(fileSystem).lookShown(&fuse.Caller{Pid: uint32(process)}, 0)
+		fmt.Print(int(errno))
+		return nil
+	}
+}
+
+// TestShownDescriptorsNeedOwnProc: a daemon whose /proc is of another PID namespace does not take another process for
+// the one that asks.
+func TestShownDescriptorsNeedOwnProc(t *testing.T) {
+	requireRoot(t)
+	require.True(t, ownProc())
+	cmd := program("own proc", fmt.Sprint(os.Getpid()))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
+	require.Equal(t, fmt.Sprint(int(unix.ESRCH)), run(t, cmd))
+}
+
 func TestParseShown(t *testing.T) {
 	open, ok := parseShown("pos:\t0\nflags:\t0100002\nmnt_id:\t29\nino:\t17\nlock:\t1: FLOCK\n")
 	require.True(t, ok)
