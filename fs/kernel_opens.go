@@ -176,26 +176,35 @@ func (o *keptOpens) closeIdle() {
 
 // forget closes the opens of n that no request uses. Grants for them are void then.
 func (o *keptOpens) forget(n *node) {
-	o.drop(keptKey{n, false})
-	o.drop(keptKey{n, true})
+	for _, write := range []bool{false, true} {
+		if k := o.take(keptKey{n, write}); k != nil {
+			k.close()
+		}
+	}
 }
 
-// drop is forget for one open.
+// drop closes one open of a file that programs may have open, unless a request uses it.
 func (o *keptOpens) drop(key keptKey) {
+	if k := o.take(key); k != nil {
+		k.retire()
+	}
+}
+
+// take returns an open that no request uses, for its caller to close it, or nil.
+func (o *keptOpens) take(key keptKey) *keptOpen {
 	s := o.shard(key.n)
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	k := s.m[key]
 	if k == nil || k.users > k.grants {
-		s.mu.Unlock()
-		return
+		return nil
 	}
 	delete(s.m, key)
 	if k.users == 0 {
 		s.idle--
 	}
 	k.closed = true
-	s.mu.Unlock()
-	k.close()
+	return k
 }
 
 // closeAll closes all opens, also those with a grant. No request may be under way.
