@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -18,6 +19,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/pagecache"
 )
 
 // mountUnseen mounts a directory whose files the kernel opens. Changes in SOURCE must come from other processes: the
@@ -465,6 +468,67 @@ func TestShownDescriptorsOfUsers(t *testing.T) {
 	s.fs.table.refer(former, func(*node) {}) // as if another file had got the number of f, which is still open
 	assert.Equal(t, unix.EBUSY, s.shown(t, alice, path, os.O_RDONLY, path, os.O_RDONLY))
 	assert.Zero(t, s.shown(t, 0, path, os.O_RDONLY, path, os.O_RDONLY), "root needs no such tricks")
+}
+
+// writers counts the grants that allow writing.
+type writers struct {
+	*notary
+	all, writable atomic.Int32
+}
+
+func (w *writers) Grant(src pagecache.Source, uid uint32) (Grant, error) {
+	w.all.Add(1)
+	if src.Writable() {
+		w.writable.Add(1)
+	}
+	return w.notary.Grant(src, uid)
+}
+
+func init() {
+	// "swapper" asks for grants for args[0] and shows a descriptor that another thread makes one for reading args[0],
+	// and one for reading and writing args[1], in turn.
+	programs["swapper"] = func(args []string) error {
+		read, err := os.Open(args[0])
+		if err != nil {
+			return err
+		}
+		both, err := os.OpenFile(args[1], os.O_RDWR, 0)
+		if err != nil {
+			return err
+		}
+		const number = 100
+		var stop atomic.Bool
+		done := make(chan error)
+		go func() {
+			for !stop.Load() {
+				for _, f := range []*os.File{read, both} {
+					if err := unix.Dup3(int(f.Fd()), number, unix.O_CLOEXEC); err != nil && err != unix.EBUSY {
+						done <- err
+						return
+					}
+				}
+			}
+			done <- nil
+		}()
+		for range 5000 {
+			_ = show(read, number)
+		}
+		stop.Store(true)
+		return <-done
+	}
+}
+
+// TestShownDescriptorsThatChange: a descriptor of a file elsewhere that has the same number gives no rights, not even
+// while it takes the place of one that gives some.
+func TestShownDescriptorsThatChange(t *testing.T) {
+	w := &writers{notary: &notary{socket: "/s"}}
+	s := mountUnseen(t, func(o *Options) { o.Granter = w }, withFiles(t, map[string]string{"f": "f"}))
+	path := filepath.Join(s.mnt, "f")
+	run(t, program("swapper", path, filepath.Join(s.source, "f")))
+	require.NotZero(t, w.all.Load())
+	require.Zero(t, w.writable.Load())
+	run(t, program("swapper", path, path))
+	require.NotZero(t, w.writable.Load(), "of the mount")
 }
 
 // TestShownDescriptorInANamespace: descriptors of other mounts of the mount count, and processes in PID namespaces
