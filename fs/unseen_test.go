@@ -339,6 +339,53 @@ func TestUnseenAppendOnlyFile(t *testing.T) {
 	require.Equal(t, "text more", string(home))
 }
 
+// TestUnseenCreatorsOpenServesAll: what a creator may do with its descriptor does not bind others.
+func TestUnseenCreatorsOpenServesAll(t *testing.T) {
+	s := mountUnseen(t)
+	for name, access := range map[string]int{"read": os.O_RDONLY, "write": os.O_WRONLY} {
+		path := filepath.Join(s.mnt, name)
+		f, err := os.OpenFile(path, access|os.O_CREATE|os.O_EXCL, 0644)
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(path, []byte("text"), 0644))
+		require.NoError(t, os.WriteFile(path, []byte("new"), 0644))
+		s.shows(t, name, "new")
+		require.NoError(t, f.Close())
+	}
+}
+
+// TestUnseenFlagsCountAtOnce: a file that became append-only through the mount is not overwritten through an open of
+// the daemon's from before.
+func TestUnseenFlagsCountAtOnce(t *testing.T) {
+	s := mountUnseen(t)
+	path := filepath.Join(s.mnt, "f")
+	require.NoError(t, os.WriteFile(path, []byte("text"), 0644))
+	const appendOnly = 0x20
+	if err := changeFlags(path, appendOnly, 0); err != nil {
+		t.Skip("no append-only files here: ", err)
+	}
+	defer func() { require.NoError(t, changeFlags(path, 0, appendOnly)) }()
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err == nil { // the kernel does not know the flag
+		_, err = f.WriteAt([]byte("x"), 0)
+		require.NoError(t, f.Close())
+	}
+	require.ErrorIs(t, err, unix.EPERM)
+}
+
+// TestHandleOfAnotherFile: a handle that leads to another file than the node's is given up.
+func TestHandleOfAnotherFile(t *testing.T) {
+	s := mountUnseen(t, withFiles(t, map[string]string{"f": "f", "g": "g"}))
+	s.shows(t, "f", "f")
+	s.shows(t, "g", "g")
+	s.idle()
+	f, g := s.fs.node(s.nodeOf(t, filepath.Join(s.mnt, "f"))), s.fs.node(s.nodeOf(t, filepath.Join(s.mnt, "g")))
+	f.handle.Store(g.handle.Load())
+	_, errno := s.fs.openHandle(f, unix.O_RDWR)
+	require.Equal(t, unix.ESTALE, errno)
+	require.Nil(t, f.handle.Load())
+	require.NotNil(t, g.handle.Load())
+}
+
 // TestUnseenOpensNeedEvents: without events the mount is refused, and the error says why.
 func TestUnseenOpensNeedEvents(t *testing.T) {
 	requireRoot(t)
@@ -468,6 +515,15 @@ func TestShownDescriptorsOfUsers(t *testing.T) {
 	s.fs.table.refer(former, func(*node) {}) // as if another file had got the number of f, which is still open
 	assert.Equal(t, unix.EBUSY, s.shown(t, alice, path, os.O_RDONLY, path, os.O_RDONLY))
 	assert.Zero(t, s.shown(t, 0, path, os.O_RDONLY, path, os.O_RDONLY), "root needs no such tricks")
+
+	at := filepath.Join(s.source, "below")
+	require.NoError(t, os.Mkdir(at, 0755))
+	require.NoError(t, unix.Mount("tmpfs", at, "tmpfs", 0, "size=1M,mode=755"))
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(at, unix.MNT_DETACH)) })
+	require.NoError(t, os.WriteFile(filepath.Join(at, "f"), nil, 0644))
+	path = filepath.Join(s.mnt, "below/f")
+	assert.Equal(t, unix.EXDEV, s.shown(t, alice, path, os.O_RDONLY, path, os.O_RDONLY), "numbers that were mixed")
+	assert.Zero(t, s.shown(t, 0, path, os.O_RDONLY, path, os.O_RDONLY), "root")
 }
 
 // writers counts the grants that allow writing.
