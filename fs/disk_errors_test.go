@@ -120,6 +120,27 @@ func TestUnseenOpensLearnOfDiskErrors(t *testing.T) {
 	}
 }
 
+// TestDiskErrorsKeepNoSpace: no descriptor is kept of a file that another process removed, even if a program has it
+// open.
+func TestDiskErrorsKeepNoSpace(t *testing.T) {
+	s := mountUnseen(t)
+	f, err := os.Create(filepath.Join(s.mnt, "f"))
+	require.NoError(t, err)
+	defer f.Close()
+	_, err = f.WriteString("text")
+	require.NoError(t, err)
+	s.idle()
+	late := func() int {
+		s.fs.late.sweep(time.Now())
+		s.fs.late.mu.Lock()
+		defer s.fs.late.mu.Unlock()
+		return len(s.fs.late.m)
+	}
+	require.Equal(t, 1, late())
+	sh(t, s.source, "rm f")
+	require.Zero(t, late())
+}
+
 // TestDiskErrorsAreOwedOnce: processes that were running when an error was found are told once.
 func TestDiskErrorsAreOwedOnce(t *testing.T) {
 	cmd := shell("/", "read line")

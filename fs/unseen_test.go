@@ -339,6 +339,22 @@ func TestUnseenAppendOnlyFile(t *testing.T) {
 	require.Equal(t, "text more", string(home))
 }
 
+// TestUnseenStoresGetNoReserve: stores by mmap count as the owner's, and as nobody's if the file is root's and others
+// may write it.
+func TestUnseenStoresGetNoReserve(t *testing.T) {
+	s := mountUnseen(t)
+	f, err := os.Create(filepath.Join(s.source, "f"))
+	require.NoError(t, err)
+	defer f.Close()
+	of := &openFile{fd: int(f.Fd())}
+	for mode, user := range map[os.FileMode]uint32{0644: 0, 0664: nobody, 0646: nobody} {
+		require.NoError(t, f.Chmod(mode))
+		require.Equal(t, user, s.fs.storer(of), "%o", mode)
+	}
+	require.NoError(t, f.Chown(4242, 4242))
+	require.EqualValues(t, 4242, s.fs.storer(of))
+}
+
 // TestUnseenCreatorsOpenServesAll: what a creator may do with its descriptor does not bind others.
 func TestUnseenCreatorsOpenServesAll(t *testing.T) {
 	s := mountUnseen(t)

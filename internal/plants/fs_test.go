@@ -278,6 +278,20 @@ var fsPlants = []plant{
 		nets: []net{{pkg: "fs", run: "TestUnseenCreatorsOpenServesAll"}},
 	},
 	{
+		name: "stores by mmap get the space that is reserved for root",
+		file: "fs/node.go",
+		old:  "st.Uid == fs.creator.uid && st.Mode&others != 0",
+		new:  "st.Uid == fs.creator.uid && st.Mode&others == 1",
+		nets: []net{{pkg: "fs", run: "TestUnseenStoresGetNoReserve"}},
+	},
+	{
+		name: "a file that was removed in SOURCE is watched for errors of the disk",
+		file: "fs/disk_errors.go",
+		old:  "st.Nlink == 0 && !n.isRemoved()",
+		new:  "st.Nlink == 0 && n == nil",
+		nets: []net{{pkg: "fs", run: "TestDiskErrorsKeepNoSpace"}},
+	},
+	{
 		name: "a descriptor is looked for in another PID namespace's /proc",
 		file: "fs/showing.go",
 		old:  "return fields == 1 // more for each namespace between",
