@@ -119,8 +119,8 @@ type content struct {
 	// fsync reset it.
 	complained atomic.Bool
 
-	// failure is the last error of the disk that fsync or a closed descriptor reported, if the daemon does not see opens.
-	// syncing is read-locked by fsync then.
+	// failure is the last error of the disk that fsync or a closed descriptor reported, if the daemon does not see
+	// opens. syncing is read-locked by fsync then.
 	failure atomic.Pointer[failedSync]
 	syncing sync.RWMutex
 
