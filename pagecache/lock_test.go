@@ -180,8 +180,14 @@ func anyHolding(src *source) *holding {
 // the background do not.
 func TestAwaited(t *testing.T) {
 	for name, wait := range map[string]func(ctx context.Context, l *fileLock){
-		"Lock":  func(_ context.Context, l *fileLock) { l.Lock(); l.Unlock() },
-		"RLock": func(_ context.Context, l *fileLock) { l.RLock(); l.RUnlock() },
+		"Lock": func(_ context.Context, l *fileLock) {
+			l.Lock()
+			defer l.Unlock()
+		},
+		"RLock": func(_ context.Context, l *fileLock) {
+			l.RLock()
+			defer l.RUnlock()
+		},
 		"LockIn": func(ctx context.Context, l *fileLock) {
 			if l.LockIn(ctx) == nil {
 				l.Unlock()
@@ -192,7 +198,10 @@ func TestAwaited(t *testing.T) {
 				l.RUnlock()
 			}
 		},
-		"LockLater": func(_ context.Context, l *fileLock) { l.LockLater(); l.Unlock() },
+		"LockLater": func(_ context.Context, l *fileLock) {
+			l.LockLater()
+			defer l.Unlock()
+		},
 		"LockLaterIn": func(ctx context.Context, l *fileLock) {
 			if l.LockLaterIn(ctx) == nil {
 				l.Unlock()
