@@ -172,17 +172,18 @@ func (l *lateErrors) look(n *node) error {
 // forget closes the descriptor of n.
 func (l *lateErrors) forget(n *node) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if e, ok := l.m[n]; ok {
-		unix.Close(e.fd)
-		delete(l.m, n)
+	e, ok := l.m[n]
+	delete(l.m, n)
+	l.mu.Unlock()
+	if ok {
+		unix.Close(e.fd) // without the lock: it may end the file, for which SOURCE may need its disk
 	}
 }
 
 // sweep closes the descriptors of files that were written long before now, or that lost their last name.
 func (l *lateErrors) sweep(now time.Time) {
+	var old []int
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	for n, e := range l.m {
 		var st unix.Stat_t
 		removed := unix.Fstat(e.fd, &st) == nil && st.Nlink == 0 && !n.isRemoved()
@@ -192,8 +193,12 @@ func (l *lateErrors) sweep(now time.Time) {
 		if err := errorOn(e.fd); err != nil {
 			n.content().failed(err, 0)
 		}
-		unix.Close(e.fd)
+		old = append(old, e.fd)
 		delete(l.m, n)
+	}
+	l.mu.Unlock()
+	for _, fd := range old {
+		unix.Close(fd) // as in forget
 	}
 }
 
