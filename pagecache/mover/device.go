@@ -141,34 +141,34 @@ type transfer struct {
 	call  func(i int) error
 
 	mu     sync.Mutex
-	next   int         // the next piece; protected by mu
+	queued int         // how many pieces have queued; protected by mu
 	failed error       // the first error; protected by mu until all pieces have ended
 	first  schedule.ID // the piece after which others queue, 0 for none; protected by mu
 	left   int64       // how many more bytes do; protected by mu
 }
 
-// take notes the outcome of a piece, and takes the next one. ok is false if there is none, or if a piece failed.
-func (t *transfer) take(err error) (i int, ok bool) {
+// next notes the outcome of a piece, ends it unless its ID is 0, and queues the next one. ok is false if there is none,
+// or if a piece failed.
+func (t *transfer) next(ended schedule.ID, err error) (i int, r asked, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.failed == nil && err != nil {
 		t.failed = err
 		t.stop()
 	}
-	t.next++
-	return t.next - 1, t.next <= len(t.sizes) && t.failed == nil
-}
-
-// ask queues a piece, after it has ended another one, unless that is 0.
-func (t *transfer) ask(i int, ended schedule.ID) asked {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+	if i = t.queued; i == len(t.sizes) || t.failed != nil {
+		if ended != 0 {
+			t.d.end(ended)
+		}
+		return i, r, false
+	}
+	t.queued++
 	if t.left -= t.sizes[i]; t.left < 0 {
 		t.first, t.left = 0, mostInTurn-t.sizes[i]
 	}
-	r := t.d.endAndAsk(t.ctx, ended, schedule.Request{Class: t.class, Size: t.sizes[i], After: t.first})
+	r = t.d.endAndAsk(t.ctx, ended, schedule.Request{Class: t.class, Size: t.sizes[i], After: t.first})
 	t.first = cmp.Or(t.first, r.ID)
-	return r
+	return i, r, true
 }
 
 // goesOn reports whether no piece has failed.
@@ -180,27 +180,18 @@ func (t *transfer) goesOn() bool {
 
 // work makes calls, one after the other, until there are no more.
 func (t *transfer) work() {
-	i, ok := t.take(nil)
-	if !ok {
-		return
-	}
-	for r := t.ask(i, 0); ; r = t.ask(i, r.ID) {
-		if err := t.d.await(t.waits, r); err != nil {
-			t.take(err)
-			return
+	for i, r, ok := t.next(0, nil); ok; {
+		err, begun := t.d.await(t.waits, r), schedule.ID(0)
+		if err == nil {
+			begun = r.ID
 		}
-		if ok = t.goesOn(); ok {
+		if err == nil && t.goesOn() {
 			began := time.Now()
-			err := t.call(i)
-			if err == nil {
+			if err = t.call(i); err == nil {
 				t.d.tally(r.Class, t.way, t.sizes[i], began)
 			}
-			i, ok = t.take(err)
 		}
-		if !ok {
-			t.d.end(r.ID)
-			return
-		}
+		i, r, ok = t.next(begun, err)
 	}
 }
 
