@@ -3,7 +3,6 @@ package fs
 import (
 	"encoding/binary"
 	"syscall"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -14,9 +13,6 @@ import (
 //
 // A handle leads to the file as long as the file has a name or an open. Files on mounts below SOURCE have no handles
 // here, also if the mount shows SOURCE's own filesystem: it may be read-only. They are opened by name.
-
-// maxHandle is MAX_HANDLE_SZ of name_to_handle_at(2), in bytes.
-const maxHandle = 128
 
 // noHandle is the handle of a file that was found on a mount below SOURCE.
 var noHandle = new(string)
@@ -33,28 +29,15 @@ func (fs *fileSystem) noteHandle(n *node, dir int, name string, mount uint64) {
 	if n.handle.Load() != nil {
 		return
 	}
-	var h struct {
-		bytes uint32
-		kind  int32
-		data  [maxHandle]byte
-	}
-	h.bytes = maxHandle
-	path, err := unix.BytePtrFromString(name)
-	if err != nil {
-		return
-	}
-	flags := uintptr(0)
+	flags := 0
 	if name == "" {
 		flags = unix.AT_EMPTY_PATH
 	}
-	var id int32
-	// The kernel reads path and writes h and id, and keeps no pointer.
-	_, _, errno := unix.Syscall6(unix.SYS_NAME_TO_HANDLE_AT, uintptr(dir), uintptr(unsafe.Pointer(path)),
-		uintptr(unsafe.Pointer(&h)), uintptr(unsafe.Pointer(&id)), flags, 0)
-	if errno != 0 || h.bytes > maxHandle {
+	h, _, err := unix.NameToHandleAt(dir, name, flags)
+	if err != nil {
 		return
 	}
-	handle := string(binary.NativeEndian.AppendUint32(nil, uint32(h.kind))) + string(h.data[:h.bytes])
+	handle := string(binary.NativeEndian.AppendUint32(nil, uint32(h.Type()))) + string(h.Bytes())
 	n.handle.CompareAndSwap(nil, &handle)
 }
 
