@@ -218,42 +218,36 @@ func (d *device) Free() (int64, error) {
 }
 
 func (d *device) Alloc(size int64) (gpubackend.Memory, error) {
-	if size <= 0 || size&(d.info.Granularity-1) != 0 {
-		return nil, fmt.Errorf("%w: %d bytes are not a positive multiple of %d", gpubackend.ErrRange, size,
-			d.info.Granularity)
-	}
-	if err := d.reserve(size); err != nil {
-		return nil, err
-	}
 	return d.make(&memory{dev: d, size: size, counted: size})
 }
 
-// make creates m, which is counted already.
+func (d *device) AllocStaging(size int64) (gpubackend.Memory, error) {
+	return d.make(&memory{dev: d, size: size})
+}
+
+// AllocHost pins memory of the GPU's NUMA node. The driver zeroes and pins it at some 4 GB/s.
+func (d *device) AllocHost(size int64) (gpubackend.Memory, error) {
+	return d.make(&memory{dev: d, size: size, host: true})
+}
+
+// make counts and creates m.
 func (d *device) make(m *memory) (gpubackend.Memory, error) {
+	if m.size <= 0 || m.size&(d.info.Granularity-1) != 0 {
+		return nil, fmt.Errorf("%w: %d bytes are not a positive multiple of %d", gpubackend.ErrRange, m.size,
+			d.info.Granularity)
+	}
+	reserve := d.begin
+	if m.counted > 0 {
+		reserve = func() error { return d.reserve(m.counted) }
+	}
+	if err := reserve(); err != nil {
+		return nil, err
+	}
 	if err := d.run(context.Background(), m.lane(), m.create); err != nil {
 		d.giveBack(m.counted)
 		return nil, err
 	}
 	return m, nil
-}
-
-func (d *device) AllocStaging(size int64) (gpubackend.Memory, error) {
-	return d.allocBeside(size, false)
-}
-
-// AllocHost pins memory of the GPU's NUMA node. The driver zeroes and pins it at some 4 GB/s.
-func (d *device) AllocHost(size int64) (gpubackend.Memory, error) { return d.allocBeside(size, true) }
-
-// allocBeside allocates memory that takes nothing of the budget.
-func (d *device) allocBeside(size int64, host bool) (gpubackend.Memory, error) {
-	if size <= 0 || size&(d.info.Granularity-1) != 0 {
-		return nil, fmt.Errorf("%w: %d bytes are not a positive multiple of %d", gpubackend.ErrRange, size,
-			d.info.Granularity)
-	}
-	if err := d.begin(); err != nil {
-		return nil, err
-	}
-	return d.make(&memory{dev: d, size: size, host: host})
 }
 
 // hostNode returns the host's NUMA node of the GPU; 0 if the driver does not know it.

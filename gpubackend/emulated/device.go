@@ -174,36 +174,30 @@ func (d *device) letGoLocked() {
 }
 
 func (d *device) Alloc(size int64) (gpubackend.Memory, error) {
-	if size <= 0 || size&(d.info.Granularity-1) != 0 {
-		return nil, fmt.Errorf("%w: %d bytes are not a positive multiple of %d", gpubackend.ErrRange, size,
-			d.info.Granularity)
-	}
-	if err := d.reserve(size); err != nil {
-		return nil, err
-	}
 	return d.make(&memory{dev: d, size: size, counted: size})
 }
 
 func (d *device) AllocStaging(size int64) (gpubackend.Memory, error) {
-	return d.allocBeside(size, false)
+	return d.make(&memory{dev: d, size: size})
 }
 
-func (d *device) AllocHost(size int64) (gpubackend.Memory, error) { return d.allocBeside(size, true) }
+func (d *device) AllocHost(size int64) (gpubackend.Memory, error) {
+	return d.make(&memory{dev: d, size: size, host: true})
+}
 
-// allocBeside allocates memory that takes nothing of the budget.
-func (d *device) allocBeside(size int64, host bool) (gpubackend.Memory, error) {
-	if size <= 0 || size&(d.info.Granularity-1) != 0 {
-		return nil, fmt.Errorf("%w: %d bytes are not a positive multiple of %d", gpubackend.ErrRange, size,
+// make counts and creates m.
+func (d *device) make(m *memory) (gpubackend.Memory, error) {
+	if m.size <= 0 || m.size&(d.info.Granularity-1) != 0 {
+		return nil, fmt.Errorf("%w: %d bytes are not a positive multiple of %d", gpubackend.ErrRange, m.size,
 			d.info.Granularity)
 	}
-	if err := d.count(); err != nil {
+	reserve := d.count
+	if m.counted > 0 {
+		reserve = func() error { return d.reserve(m.counted) }
+	}
+	if err := reserve(); err != nil {
 		return nil, err
 	}
-	return d.make(&memory{dev: d, size: size, host: host})
-}
-
-// make creates m, which is counted already.
-func (d *device) make(m *memory) (gpubackend.Memory, error) {
 	if err := m.create(); err != nil {
 		d.giveBack(m.counted)
 		return nil, err
