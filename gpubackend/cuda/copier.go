@@ -43,7 +43,7 @@ func (m *move) bytes() int {
 // While one copier waits for its copies and hands out their bytes, others keep the bus busy. Small reads of many
 // programs gain most, because their time is spent at the beginning and the end of each copy.
 const (
-	inCopiers   = 3
+	inCopiers   = 4
 	outCopiers  = 4
 	peerCopiers = 2
 )

@@ -111,9 +111,9 @@ func TestPiecesAfterFailure(t *testing.T) {
 		done, other := make(chan error), make(chan error)
 		go func() { done <- b.Out(t.Context(), Acquire, []gpubackend.Copy{{Mem: b.mem, Host: host}}) }()
 		<-out.Arrived()
-		waits(schedule.InFlight/schedule.CallBytes - 1)
+		waits(schedule.InFlight/schedule.PieceBytes - 1)
 		go func() { other <- b.In(t.Context(), Acquire, []gpubackend.Copy{{Mem: b.mem, Host: host[:1]}}) }()
-		waits(schedule.InFlight / schedule.CallBytes)
+		waits(schedule.InFlight / schedule.PieceBytes)
 		out.Open()
 		if failing > 1 { // otherwise the other transfer has its turn now, and the failed one does not wait for it
 			in.Open()
@@ -129,7 +129,7 @@ func TestPiecesAfterFailure(t *testing.T) {
 // for another would take a part of what may be in flight, and move nothing.
 func TestPiecesBeginTogether(t *testing.T) {
 	b := newBench(t, &schedule.Priority{Preemptive: true})
-	list := make([]gpubackend.Copy, inFlight+1)
+	list := make([]gpubackend.Copy, (inFlight+1)*perPiece)
 	for i := range list {
 		list[i] = gpubackend.Copy{Mem: b.mem, Host: make([]byte, emulated.Granularity)}
 	}
@@ -146,8 +146,11 @@ func TestPiecesBeginTogether(t *testing.T) {
 	}
 }
 
-// inFlight is how many pieces are in flight at once.
-const inFlight = schedule.InFlight / schedule.CallBytes
+// inFlight is how many pieces are in flight at once, perPiece how many extents are a piece.
+const (
+	inFlight = schedule.InFlight / schedule.PieceBytes
+	perPiece = schedule.PieceBytes / emulated.Granularity
+)
 
 // TestTransfersOneAfterAnother: a transfer waits until the pieces of an earlier one of its class have begun, up to
 // mostInTurn.
@@ -175,7 +178,7 @@ func TestTransfersOneAfterAnother(t *testing.T) {
 	gate.Open()
 	all.Wait()
 	// The other pieces in flight may have begun without having reached the device.
-	require.GreaterOrEqual(t, outs, mostInTurn/emulated.Granularity-(inFlight-1))
+	require.GreaterOrEqual(t, outs, mostInTurn/schedule.PieceBytes-(inFlight-1))
 }
 
 // noted is a discipline that notes after which pieces requests queue.
@@ -194,13 +197,13 @@ func TestPlaceOfATransfer(t *testing.T) {
 	order := &noted{Priority: schedule.Priority{Preemptive: true}}
 	b := newBench(t, order)
 	order.after = nil
-	const together = mostInTurn / emulated.Granularity
-	list := make([]gpubackend.Copy, 2*together+1)
+	const together = mostInTurn / schedule.PieceBytes
+	list := make([]gpubackend.Copy, (2*together+1)*perPiece)
 	for i := range list {
 		list[i] = gpubackend.Copy{Mem: b.mem, Host: make([]byte, emulated.Granularity)}
 	}
 	require.NoError(t, b.Out(t.Context(), Acquire, list))
-	first := b.last - schedule.ID(len(list)) + 1
+	first := b.last - schedule.ID(2*together)
 	for i, after := range order.after {
 		if i%together == 0 {
 			require.Zero(t, after, i)
@@ -208,7 +211,7 @@ func TestPlaceOfATransfer(t *testing.T) {
 			require.Equal(t, first+schedule.ID(i/together*together), after, i)
 		}
 	}
-	require.Len(t, order.after, len(list))
+	require.Len(t, order.after, 2*together+1)
 }
 
 // TestPiecesBecomeUrgent: later pieces are more urgent than the first, and none begins and then waits for the first.

@@ -6,7 +6,7 @@ const (
 	// MostCalls is the most calls that are in progress at once. FCFS does not count those of Own requests. A small call
 	// takes as long to start and to end as to carry out.
 	MostCalls = 4
-	// CallBytes is about the size of a call, and of a piece. Requests that arrive while calls are in progress go
+	// CallBytes is about the size of a call for several requests. Those that arrive while calls are in progress go
 	// together.
 	CallBytes = 2 << 20
 )
