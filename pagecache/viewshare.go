@@ -53,11 +53,11 @@ func (t *viewFill) fromHome(ctx context.Context, pages []page.Range, ready func(
 	return p.state.Unshare(), err
 }
 
-// gatherTime is how long a view that reads so many bytes waits for others that are about to read the same file: about
-// an eighth of the read's time on a fast bus. The others have to read again what this view reads without them. That
-// takes as long, but they may be waiting for memory.
+// gatherTime is how long a view that reads so many bytes waits for others that are about to read the same file: about a
+// quarter of the read's time on a fast bus. The others have to read again what this view reads without them. That takes
+// as long, but they may be waiting for memory.
 func gatherTime(size int64) time.Duration {
-	const most, perSecond = 10 * time.Millisecond, 4e11
+	const most, perSecond = 50 * time.Millisecond, 2e11
 	return min(time.Duration(float64(size)/perSecond*float64(time.Second)), most)
 }
 
