@@ -3,6 +3,7 @@ package view
 import (
 	"iter"
 	"math/bits"
+	"slices"
 
 	"github.com/gaiafs/gaiafs/internal/page"
 )
@@ -72,6 +73,16 @@ func (s bitmap) none(rg page.Range, first page.Index) bool {
 	return found == 0
 }
 
+// meets reports whether a page is in both s and o, which is no shorter.
+func (s bitmap) meets(o bitmap) bool {
+	for i := range s {
+		if s[i]&o[i] != 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // len returns the number of pages in the set.
 func (s bitmap) len() (n int64) {
 	for _, word := range s {
@@ -102,6 +113,12 @@ func (s bitmap) ranges(first page.Index) iter.Seq[page.Range] {
 
 // appendRanges appends the pages of the bitmap, which begins at first.
 func (s bitmap) appendRanges(list []page.Range, first page.Index) []page.Range {
+	runs, before := 0, uint64(0)
+	for _, word := range s {
+		runs += bits.OnesCount64(word &^ (word<<1 | before>>63))
+		before = word
+	}
+	list = slices.Grow(list, runs)
 	for rg := range s.ranges(first) {
 		list = page.AppendRange(list, rg)
 	}
@@ -109,8 +126,14 @@ func (s bitmap) appendRanges(list []page.Range, first page.Index) []page.Range {
 }
 
 // appendBridged is appendRanges, but joins ranges across gaps of at most gap pages if none of the gap's pages is in
-// other. Both bitmaps begin at first.
+// other. Both bitmaps begin at first. gap is at most 64.
 func (s bitmap) appendBridged(list []page.Range, other bitmap, gap int64, first page.Index) []page.Range {
+	var room pageSet
+	closed := bitmap(room[:len(s)])
+	s.closeTo(closed, gap, len(list) > 0 && list[len(list)-1].End == first)
+	if !closed.meets(other) {
+		return closed.appendRanges(list, first)
+	}
 	for rg := range s.ranges(first) {
 		if n := len(list); n > 0 {
 			between := page.Range{Start: list[n-1].End, End: rg.Start}
@@ -122,4 +145,35 @@ func (s bitmap) appendBridged(list []page.Range, other bitmap, gap int64, first 
 		list = append(list, rg)
 	}
 	return list
+}
+
+// closeTo copies the bitmap to to and fills gaps of at most gap pages there. after says that the page before the bitmap
+// is in the set, too, so a gap may begin at the bitmap's start. gap is at most 64.
+func (s bitmap) closeTo(to bitmap, gap int64, after bool) {
+	var before uint64 // the word before
+	if after {
+		before = 1 << 63
+	}
+	// Add the next gap pages after each page. Then keep the pages that are followed by gap such pages.
+	widen := func(word uint64) uint64 {
+		wide := word
+		for range gap {
+			wide |= wide<<1 | before>>63
+			before |= before << 1
+		}
+		before = word
+		return wide
+	}
+	for i, word := range s {
+		to[i] = widen(word)
+	}
+	next := widen(0)
+	for i := len(to) - 1; i >= 0; i-- {
+		wide := to[i]
+		for range gap {
+			to[i] &= to[i]>>1 | next<<63
+			next &= next >> 1
+		}
+		next = wide
+	}
 }

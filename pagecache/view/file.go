@@ -227,13 +227,34 @@ func (f *File) addTo(set bitmap, rg page.Range, first page.Index) {
 	b := rg.Span()
 	for i := range f.overlapping(b) {
 		s := &f.l.segments[i]
+		pages := s.span().Intersect(b).Pages()
 		if s.stride()-s.Length < page.Size { // no page is in a gap
-			set.add(s.span().Intersect(b).Pages(), first)
-			continue
-		}
-		from, end := s.rows(b)
-		for k := from; k < end; k++ {
-			set.add(page.Span(s.Offset+k*s.stride(), s.Length).Intersect(b).Pages(), first)
+			set.add(pages, first)
+		} else {
+			s.addRows(set, pages, first)
 		}
 	}
+}
+
+// addRows adds the pages of rg that hold bytes of the segment to the bitmap that begins at first. rg is in the span of
+// the segment. The gap between two rows is at least a page.
+func (s *Segment) addRows(set bitmap, rg page.Range, first page.Index) {
+	// The pattern of pages repeats after this many words, the least common multiple of a word's pages and the stride.
+	start, stride := (rg.Start-first)>>6, s.stride()
+	period := page.Index(min(stride/min(stride&-stride, 64*page.Size), int64(len(set))))
+	head := rg.Intersect(page.Range{Start: rg.Start, End: first + (start+period+1)<<6}) // rg may begin inside a word
+	var room pageSet
+	rows := bitmap(room[:len(set)])
+	from, end := s.rows(head.Span())
+	for k := from; k < end; k++ {
+		at := s.Offset + k*stride
+		row := page.Range{Start: page.Index(at >> page.Shift), End: page.Index((at+s.Length-1)>>page.Shift) + 1}
+		rows.add(row.Intersect(head), first)
+	}
+	words(rg, first, func(i page.Index, bits uint64) {
+		if i > start+period {
+			rows[i] = rows[i-period]
+		}
+		set[i] |= rows[i] & bits
+	})
 }

@@ -25,6 +25,7 @@ type State struct {
 	shared  page.Range    // where stale pages may be claimed, too; empty while no page may be. Protected by mu
 	more    int64         // stale pages that were claimed since Share; protected by mu
 	turn    uint64        // of the coming pages; protected by mu
+	room    bitmap        // memory for Claim; protected by mu
 	moved   chan struct{} // closed when pages arrive or are given up; nil while nobody waits. Protected by mu
 }
 
@@ -65,10 +66,10 @@ func (s *State) Mark(rg page.Range) {
 }
 
 // Take returns the stale pages of rg that have bytes of the view, ascending, for the caller to bring, and their number.
-// They are coming from now on. A range may include gaps of up to gap pages of which the view has no bytes: rows of a
-// large file are hundreds of thousands of ranges otherwise. Take stops after the section with which it has most pages,
-// or so many ranges of them; next is the page up to which it came. turn grows from call to call, across all views of
-// the file. No page may be coming yet.
+// They are coming from now on. A range may include gaps of up to gap pages, at most 64, of which the view has no bytes:
+// rows of a large file are hundreds of thousands of ranges otherwise. Take stops after the section with which it has
+// most pages, or so many ranges of them; next is the page up to which it came. turn grows from call to call, across all
+// views of the file. No page may be coming yet.
 func (s *State) Take(rg page.Range, most, runs, gap int64,
 	turn uint64) (taken []page.Range, pages int64, next page.Index) {
 	s.mu.Lock()
@@ -112,7 +113,7 @@ func (s *State) Unshare() (more int64) {
 }
 
 // Claim claims those pages of rg that nobody has claimed, and returns them, ascending. The caller brings them, and then
-// calls Arrived or Return. A range may include gaps of up to gap pages of which the view has no bytes.
+// calls Arrived or Return. A range may include gaps of up to gap pages, at most 64, of which the view has no bytes.
 func (s *State) Claim(rg page.Range, gap int64) (claimed []page.Range) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -123,8 +124,9 @@ func (s *State) Claim(rg page.Range, gap int64) (claimed []page.Range) {
 		// Claims of all views of a file wait for each other, so this looks only at the words of part.
 		first := part.Start &^ 63
 		at, n := int(first-all.Start)>>6, int(part.End-first+63)>>6
-		room := make(bitmap, 4*n)
-		has, stale, set, busy := room[:n], room[n:2*n], room[2*n:3*n], room[3*n:]
+		s.room = slices.Grow(s.room[:0], 4*n)[:4*n]
+		clear(s.room)
+		has, stale, set, busy := s.room[:n], s.room[n:2*n], s.room[2*n:3*n], s.room[3*n:]
 		s.claimed.read(i, at, busy)
 		s.stale.read(i, at, stale)
 		stale.within(s.shared, first)

@@ -1,7 +1,6 @@
 package view
 
 import (
-	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -334,37 +333,4 @@ func TestStateOfLargeFiles(t *testing.T) {
 	s.Mark(page.Range{Start: 1 << 28, End: 1<<28 + 1})
 	stale, _, _ := s.Take(page.From(0).Pages(), 1, 1, 0, 1)
 	assert.Equal(t, []page.Range{{Start: 1 << 28, End: 1<<28 + 1}}, stale)
-}
-
-// BenchmarkClaim claims pieces of 2 MiB, as they are read, for four ranks with rows of 4 and of 16 KiB.
-func BenchmarkClaim(b *testing.B) {
-	for _, row := range []int64{4 << 10, 16 << 10} {
-		b.Run(fmt.Sprintf("rows-%dKiB", row>>10), func(b *testing.B) {
-			const size = 128 << 20
-			var states []*State
-			for r := range int64(4) {
-				l, err := New(1, []Segment{{Offset: 140 + r*row, Length: row, Stride: 4 * row,
-					Count: size/(4*row) - 1}}, 256)
-				require.NoError(b, err)
-				states = append(states, NewState(l.File(0)))
-			}
-			all := page.Range{End: page.Count(size)}
-			for b.Loop() {
-				for _, s := range states {
-					s.Take(all, 1<<20, 1<<20, 0, 1)
-					s.Share(all)
-				}
-				for at := page.Index(0); at < all.End; at += 512 {
-					for _, s := range states {
-						s.Claim(page.Range{Start: at, End: at + 512}, 4)
-					}
-				}
-				for _, s := range states {
-					s.Unshare()
-					s.Arrived(all)
-					s.Mark(all)
-				}
-			}
-		})
-	}
 }
