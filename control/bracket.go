@@ -179,6 +179,9 @@ func (s *session) hasRoom() bool {
 	return 2*s.openLocked() < s.server.opts.MaxMappings
 }
 
+// Counts reports whether the client says how often it used the brackets that it kept.
+func (s *session) Counts() bool { return s.chosen&featureUses != 0 }
+
 // Recall asks the client to end the brackets that it keeps without need.
 func (s *session) Recall() (wait func(ctx context.Context) error, err error) {
 	s.mu.Lock()
@@ -217,10 +220,10 @@ func (s *session) recalled(v *service, answered func(ctx context.Context) (answe
 		if err != nil {
 			return err
 		}
-		ids, more := a.ended()
-		for _, id := range ids {
-			if b := s.takeBracket(id); b != nil {
-				s.endBracket(b)
+		list, more := a.ended()
+		for _, ended := range list {
+			if b := s.takeBracket(ended.id); b != nil {
+				s.endBracket(b, ended.uses)
 			}
 		}
 		if !more {
@@ -263,13 +266,13 @@ func (s *session) finishBracket(h header, body []byte) error {
 	if twice {
 		return breach(h.id, "request id %d is still running", h.id)
 	}
-	id, err := s.version.decodeDone(body)
+	done, err := s.version.decodeDone(body)
 	if err != nil {
 		return breach(h.id, "%v", err)
 	}
-	b := s.takeBracket(id)
+	b := s.takeBracket(done.id)
 	if b == nil {
-		return s.reply(h.id, failure(syscall.EINVAL, "there is no bracket %d", id))
+		return s.reply(h.id, failure(syscall.EINVAL, "there is no bracket %d", done.id))
 	}
 	ended := make(chan struct{})
 	s.mu.Lock()
@@ -277,7 +280,7 @@ func (s *session) finishBracket(h header, body []byte) error {
 	s.doneWith = ended
 	s.mu.Unlock()
 	s.requests.Go(func() {
-		s.endBracket(b)
+		s.endBracket(b, done.uses)
 		if before != nil {
 			<-before
 		}
@@ -298,7 +301,8 @@ func (s *session) takeBracket(id bracketID) *openBracket {
 	return b
 }
 
-func (s *session) endBracket(b *openBracket) {
+// endBracket ends a bracket that was taken. uses is how often the client says it used the bracket without asking.
+func (s *session) endBracket(b *openBracket, uses uint32) {
 	s.mu.Lock()
 	b.ended = true
 	got, cancel := b.bracket, b.cancel
@@ -308,6 +312,9 @@ func (s *session) endBracket(b *openBracket) {
 	}
 	cancel()
 	if got != nil {
+		if s.Counts() {
+			got.Used(uses)
+		}
 		got.Done()
 	}
 	s.dropMapping()
@@ -320,7 +327,7 @@ func (s *session) endBrackets() {
 	s.brackets = nil
 	s.mu.Unlock()
 	for _, b := range left {
-		s.endBracket(b)
+		s.endBracket(b, 0)
 	}
 }
 

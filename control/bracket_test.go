@@ -24,6 +24,14 @@ const (
 	doneWith  = 41
 	checked   = 0x4001
 	moved     = 0x4002
+	recall    = 0x4005
+)
+
+// What clients with memory that moves choose: the features SERVICE, LARGE and MOVE; KEEP; and USES.
+const (
+	moves  = uint64(7)
+	keeps  = uint64(1) << 8
+	counts = uint64(1) << 9
 )
 
 // block is the size of the extents of these tests.
@@ -62,10 +70,12 @@ type movingPeer struct {
 	key     [16]byte
 }
 
-func (s *movingServer) peer() *movingPeer {
+func (s *movingServer) peer() *movingPeer { return s.peerThat(moves) }
+
+func (s *movingServer) peerThat(chooses uint64) *movingPeer {
 	s.t.Helper()
 	c, key := s.connect2()
-	require.Zero(s.t, c.call(frame(choose, 1, uint64(7), uint64(0))).errno())
+	require.Zero(s.t, c.call(frame(choose, 1, chooses, uint64(0))).errno())
 	service, _ := s.connect2()
 	require.Zero(s.t, service.call(frame(attach, 1, key)).errno())
 	service.answerCheck()
@@ -82,15 +92,22 @@ func (p *movingPeer) asks(id, bracket uint64, patience uint32, from, n int64) {
 	p.send(frame(useRanges, id, bracket, uint32(0), patience, uint32(1), uint32(24), p.mapping, from*block, n*block))
 }
 
+// notice returns the next notice. On a busy machine a CHECK may come in between; notice answers it.
+func (p *movingPeer) notice() reply {
+	p.t.Helper()
+	r := p.service.read()
+	for r.typ == checked {
+		p.service.send(frame(answer, r.id, uint32(0), uint32(0), uint64(0)))
+		r = p.service.read()
+	}
+	return r
+}
+
 // moves answers n MOVEs, and returns which of them brought memory.
 func (p *movingPeer) moves(n int) (memory []bool) {
 	p.t.Helper()
 	for len(memory) < n {
-		r := p.service.read()
-		if r.typ == checked { // on a busy machine a CHECK may come in between
-			p.service.send(frame(answer, r.id, uint32(0), uint32(0), uint64(0)))
-			continue
-		}
+		r := p.notice()
 		require.Equal(p.t, uint16(moved), r.typ)
 		require.Equal(p.t, p.mapping, binary.LittleEndian.Uint64(r.body))
 		tier := binary.LittleEndian.Uint32(r.body[44:])
@@ -163,6 +180,78 @@ func TestKilledInBracket(t *testing.T) {
 	s.waitSessions(0)
 	require.Eventually(t, func() bool { return s.cache.Status().Devices[0].Brackets == 0 }, time.Minute,
 		time.Millisecond)
+}
+
+// keeps begins a bracket over a block that its client wants to keep, and reports whether it may.
+func (p *movingPeer) keeps(id, bracket uint64, at int64) bool {
+	p.t.Helper()
+	p.send(frame(useRanges, id, bracket, uint32(2), uint32(0), uint32(1), uint32(24), p.mapping, at*block,
+		int64(block)))
+	p.moves(1)
+	r := p.read()
+	require.Equal(p.t, uint16(numbered), r.typ)
+	return binary.LittleEndian.Uint64(r.body) == 1
+}
+
+// recalled answers a RECALL with a number of brackets and what follows it.
+func (p *movingPeer) recalled(says uint64, rest ...any) {
+	p.t.Helper()
+	r := p.notice()
+	require.Equal(p.t, uint16(recall), r.typ)
+	p.service.send(frame(answer, r.id, append([]any{uint32(0), uint32(0), says}, rest...)...))
+}
+
+// TestUsesCount: under the rule lfu, an extent that a kept bracket used more often stays, whether its client says so in
+// its answer to a RECALL or in a DONE. What a client says without having chosen to is ignored.
+func TestUsesCount(t *testing.T) {
+	const others = uint32(3)
+	for _, c := range []struct {
+		name    string
+		chooses uint64
+		answers []any // to the RECALL, after the number of brackets; nil: DONE came before
+		done    []any
+		leaves  int64 // which block
+	}{
+		{"answer", moves | keeps | counts, []any{uint64(1), others}, nil, 1},
+		{"answer without uses", moves | keeps | counts, []any{uint64(1)}, nil, 0},
+		{"answer with a part of the uses", moves | keeps | counts, []any{uint64(1), uint16(3)}, nil, 0},
+		{"answer that was not chosen", moves | keeps, []any{uint64(1), others}, nil, 0},
+		{"done", moves | keeps | counts, nil, []any{uint64(1), others, uint32(0)}, 1},
+		{"done without uses", moves | keeps | counts, nil, []any{uint64(1)}, 0},
+		{"done that was not chosen", moves | keeps, nil, []any{uint64(1), others, uint32(0)}, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := startMoving(t)
+			a, b := s.peerThat(c.chooses), s.peer()
+			require.True(t, a.keeps(2, 1, 0), "allowed by the default rule")
+			require.NoError(t, s.cache.SetEviction("lfu")) // forgets that use
+			a.asks(3, 2, 0, 1, 1)
+			a.moves(1)
+			require.Zero(t, a.result(3).errno())
+			require.Zero(t, a.call(frame(doneWith, 4, uint64(2))).errno())
+			if c.done != nil {
+				require.Zero(t, a.call(frame(doneWith, 5, c.done...)).errno())
+			}
+			b.asks(2, 1, 0, 2, 1)
+			if c.answers != nil {
+				a.recalled(1, c.answers...)
+			}
+			r := a.notice()
+			require.Equal(t, uint16(moved), r.typ)
+			require.EqualValues(t, c.leaves*block, binary.LittleEndian.Uint64(r.body[8:]), "the extent that leaves")
+			a.service.send(frame(answer, r.id, uint32(0), uint32(0), binary.LittleEndian.Uint64(r.body[32:])))
+			b.moves(1)
+			require.Zero(t, b.result(2).errno())
+		})
+	}
+}
+
+// TestWhoMayKeep: under the rule lfu, only a client that chose to count its uses may keep a bracket.
+func TestWhoMayKeep(t *testing.T) {
+	s := startMoving(t)
+	require.NoError(t, s.cache.SetEviction("lfu"))
+	require.False(t, s.peerThat(moves|keeps).keeps(2, 1, 0))
+	require.True(t, s.peerThat(moves|keeps|counts).keeps(2, 1, 0))
 }
 
 // TestDoneBeforeGrant ends a bracket that waits.

@@ -44,8 +44,9 @@ type Use struct {
 
 // Bracket is a pagecache.Bracket.
 type Bracket interface {
-	Done()
 	Kept() bool
+	Used(n uint32)
+	Done()
 }
 
 // Mapping is a client's window on a file. Its methods are those of pagecache.Mapping. They are called from many

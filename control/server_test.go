@@ -35,7 +35,7 @@ func TestHandshake(t *testing.T) {
 	r = c.read()
 	require.Equal(t, uint16(welcome), r.typ)
 	require.Equal(t, []byte{2, 0, 0, 0, 128, 0, 0, 0, 0, 16, 0, 0, 128, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0,
-		63, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, r.body[:40])
+		63, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, r.body[:40])
 	require.Len(t, r.body, 56)
 	require.NotEqual(t, make([]byte, 16), r.body[40:], "a key")
 	require.Zero(t, c.call(frame(ping, 1)).errno())

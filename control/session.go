@@ -42,8 +42,8 @@ type session struct {
 	// The handshake sets version and key before any request runs. They are immutable afterwards.
 	version version
 	key     sessionKey
-	// chosen is the features that the client uses. main is the session that this service connection serves; nil for
-	// others. Only the reader uses them.
+	// chosen is the features that the client uses. The reader sets it before any request that needs a feature runs.
+	// main is the session that this service connection serves; nil for others. Only the reader uses main.
 	chosen features
 	main   *session
 	// tenant is the tenant's name that came with the features, "" for none. It is immutable once a request runs.

@@ -53,11 +53,13 @@ const (
 	featureGroup features = 1 << 4
 	// featureKeep: the client may keep brackets, and answers RECALL. It requires featureMove.
 	featureKeep features = 1 << 8
+	// featureUses: the client says how often it used a bracket that it kept. It requires featureKeep.
+	featureUses features = 1 << 9
 	// featureTenant: FEATURES names the client's tenant.
 	featureTenant features = 1 << 5
 
 	offeredFeatures = featureService | featureLarge | featureMove | featureView | featureGroup |
-		featureTenant | featureKeep
+		featureTenant | featureKeep | featureUses
 	requiredFeatures = features(0)
 )
 
@@ -119,14 +121,26 @@ func (v version) decodeAnswer(body []byte) (answer, error) {
 	return answer{binary.LittleEndian.Uint32(body), binary.LittleEndian.Uint64(body[8:]), slices.Clone(body[16:])}, nil
 }
 
-// ended returns the brackets that the answer to a RECALL lists. more means that the client has others, which did not
-// fit.
-func (a answer) ended() (ids []bracketID, more bool) {
+// endedBracket is a bracket that its client has ended. uses is how often the client used it without asking.
+type endedBracket struct {
+	id   bracketID
+	uses uint32
+}
+
+// ended returns the brackets that the answer to a RECALL lists. Their uses come after the list. more means that the
+// client has others, which did not fit.
+func (a answer) ended() (list []endedBracket, more bool) {
 	const mostEnded = 256
-	for i := range min(a.generation, mostEnded, uint64(len(a.rest)/8)) {
-		ids = append(ids, bracketID(binary.LittleEndian.Uint64(a.rest[8*i:])))
+	n := min(a.generation, mostEnded, uint64(len(a.rest)/8))
+	uses := a.rest[8*n:]
+	for i := range n {
+		b := endedBracket{id: bracketID(binary.LittleEndian.Uint64(a.rest[8*i:]))}
+		if uint64(len(uses)) >= 4*n {
+			b.uses = binary.LittleEndian.Uint32(uses[4*i:])
+		}
+		list = append(list, b)
 	}
-	return ids, len(ids) == mostEnded
+	return list, n == mostEnded
 }
 
 // move asks a client to map other memory for an extent of a mapping, at the same addresses. Except for tierNone, the
@@ -224,11 +238,16 @@ func (v version) decodeUse(body []byte) (r useRequest, err error) {
 	return r, nil
 }
 
-func (v version) decodeDone(body []byte) (bracketID, error) {
+// decodeDone decodes a DONE. The uses are 0 if it has none.
+func (v version) decodeDone(body []byte) (b endedBracket, err error) {
 	if err := v.wantBody(body, 8); err != nil {
-		return 0, err
+		return b, err
 	}
-	return bracketID(binary.LittleEndian.Uint64(body)), nil
+	b.id = bracketID(binary.LittleEndian.Uint64(body))
+	if len(body) >= 16 {
+		b.uses = binary.LittleEndian.Uint32(body[8:])
+	}
+	return b, nil
 }
 
 // decodeLarge decodes the body of a frame with flagLarge: the size of the body in the descriptor.

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"encoding/binary"
 	"encoding/hex"
 	"github.com/gaiafs/gaiafs/pagecache/live"
 	"os"
@@ -143,7 +144,12 @@ func TestRequestsAreDecodedAsDocumented(t *testing.T) {
 	a, err = v.decodeAnswer(open("answer-recall", typeAnswer, 8))
 	require.NoError(t, err)
 	ended, more := a.ended()
-	require.Equal(t, []bracketID{9, 0x123456789a}, ended)
+	require.Equal(t, []endedBracket{{9, 0}, {0x123456789a, 0}}, ended)
+	require.False(t, more)
+	a, err = v.decodeAnswer(open("answer-recall-uses", typeAnswer, 8))
+	require.NoError(t, err)
+	ended, more = a.ended()
+	require.Equal(t, []endedBracket{{9, 5}, {0x123456789a, 0xffffffff}}, ended)
 	require.False(t, more)
 	f, _, err = v.decodeFeatures(open("features-view", typeFeatures, 2))
 	require.NoError(t, err)
@@ -185,7 +191,13 @@ func TestRequestsAreDecodedAsDocumented(t *testing.T) {
 	require.Equal(t, useRequest{9, useKeep, 1500, 1, []rangeRequest{{mapping: 7, off: 4096, len: 8192}}}, use)
 	done, err := v.decodeDone(open("done", typeDone, 12))
 	require.NoError(t, err)
-	require.Equal(t, bracketID(9), done)
+	require.Equal(t, endedBracket{9, 0}, done)
+	done, err = v.decodeDone(open("done-uses", typeDone, 14))
+	require.NoError(t, err)
+	require.Equal(t, endedBracket{9, 0x12345}, done)
+	f, _, err = v.decodeFeatures(open("features-uses", typeFeatures, 2))
+	require.NoError(t, err)
+	require.Equal(t, featureService|featureLarge|featureMove|featureKeep|featureUses, f)
 	w, err := v.decodeMapView(open("mapview", typeMapView, 7))
 	require.NoError(t, err)
 	require.Equal(t, mapViewRequest{3, 1, [uuidSize]byte{}, mapLazy, 256, [][tokenSize]byte{token}, 1,
@@ -282,6 +294,8 @@ func TestMalformedBodies(t *testing.T) {
 			fits(16, err)
 			_, err = v.decodeAnswer(b)
 			fits(16, err)
+			_, err = v.decodeDone(b)
+			fits(8, err)
 			_, err = v.decodeLarge(b)
 			fits(8, err)
 			_, _, err = decodeHeader(b)
@@ -290,6 +304,47 @@ func TestMalformedBodies(t *testing.T) {
 	}
 	_, err := decodeHello([]byte("GAIA\x02\x00\x01\x00"))
 	require.ErrorContains(t, err, "version range 2 to 1 is empty")
+}
+
+// TestAnswersThatClaimMore: of brackets and uses that an answer to a RECALL does not have, it has none. The largest
+// answer fits into a frame.
+func TestAnswersThatClaimMore(t *testing.T) {
+	le := binary.LittleEndian
+	rest := func(ids, uses int) (b []byte) {
+		for i := range ids {
+			b = le.AppendUint64(b, uint64(100+i))
+		}
+		for i := range uses {
+			b = le.AppendUint32(b, uint32(1+i))
+		}
+		return b
+	}
+	for _, c := range []struct {
+		says       uint64
+		ids, uses  int
+		list, used int // brackets that the daemon ends, and those with uses
+		more       bool
+	}{
+		{2, 2, 2, 2, 2, false}, {2, 2, 0, 2, 0, false}, {2, 2, 1, 2, 0, false}, {2, 2, 3, 2, 2, false},
+		{1 << 63, 0, 0, 0, 0, false}, {1 << 63, 2, 0, 2, 0, false}, {0, 2, 2, 0, 0, false},
+		{256, 256, 256, 256, 256, true}, {256, 256, 255, 256, 0, true}, {257, 256, 0, 256, 0, true},
+		{256, 255, 1, 255, 0, false},
+	} {
+		a := answer{generation: c.says, rest: rest(c.ids, c.uses)}
+		list, more := a.ended()
+		require.Len(t, list, c.list, "%+v", c)
+		require.Equal(t, c.more, more, "%+v", c)
+		used := 0
+		for i, b := range list {
+			require.EqualValues(t, 100+i, b.id, "%+v", c)
+			if b.uses != 0 {
+				require.EqualValues(t, 1+i, b.uses, "%+v", c)
+				used++
+			}
+		}
+		require.Equal(t, c.used, used, "%+v", c)
+	}
+	require.LessOrEqual(t, headerSize+16+len(rest(256, 256)), maxRequest)
 }
 
 func TestTextFitsAFrame(t *testing.T) {
@@ -363,7 +418,12 @@ func FuzzRequest(f *testing.F) {
 			_, _ = v.decodeStop(body)
 			_, _, _ = v.decodeFeatures(body)
 			_, _ = v.decodeAttach(body)
-			_, _ = v.decodeAnswer(body)
+			_, _ = v.decodeUse(body)
+			_, _ = v.decodeDone(body)
+			if a, err := v.decodeAnswer(body); err == nil {
+				list, _ := a.ended()
+				require.LessOrEqual(t, 16+8*len(list), len(body))
+			}
 			_, _ = v.decodeLarge(body)
 		}
 	})

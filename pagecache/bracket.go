@@ -158,7 +158,7 @@ func (c *Cache) use(ctx context.Context, ranges map[*Mapping][]page.Range, dev *
 		part.pin.Accessed(part.pages)
 		part.f.count(func(c *Counters) { c.Brackets.Add(1) })
 	}
-	if o.Keeper != nil && !by.Limited && dev.mayKeep(b.grant) {
+	if o.Keeper != nil && !by.Limited && dev.mayKeep(b.grant, o.Keeper) {
 		b.keeper, b.kept = o.Keeper, &dev.kept
 		b.kept.add(b.keeper)
 	}
@@ -295,6 +295,17 @@ func (m *Mapping) evictUnshared(ctx context.Context, rg page.Range) {
 	m.f.mu.Unlock()
 	for _, x := range old {
 		m.f.evictFor(ctx, x, residency.ForOthers)
+	}
+}
+
+// Used says that the client used a kept bracket n more times without asking. It comes before Done, and at most once.
+// The eviction rule and the threshold count these uses. If the client may not keep the bracket, there are none.
+func (b *Bracket) Used(n uint32) {
+	if b.keeper == nil || n == 0 {
+		return
+	}
+	for _, p := range b.parts {
+		p.pin.Claimed(p.pages, n)
 	}
 }
 

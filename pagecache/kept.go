@@ -16,30 +16,27 @@ import (
 // client ends them in the order of their last use. A range that is used again is kept again. So extents leave as in the
 // clock algorithm, and a hot extent costs one request per round.
 //
-// A rule that counts uses does not see the uses of a kept bracket. So under such a rule clients may not keep brackets
-// until keepAfter has passed since the device last needed room.
+// The Cache does not see the uses of a kept bracket. The client counts them, and says at the end of the bracket how
+// many there were (Bracket.Used). If the rule counts uses, the device asks for the kept brackets before it chooses any
+// victim, so it knows of all uses then. Clients that do not count keep no brackets under such a rule.
 
-const (
-	// keepAfter is how long clients have to ask for each bracket after the device needed room, if the rule counts uses.
-	keepAfter = 100 * time.Millisecond
-	// askAgain is how long a client that was asked is left alone, unless it keeps more brackets. Then it is asked
-	// again, because it may not have known of a bracket: the answer that lets it keep the bracket may still have been
-	// on its way.
-	askAgain = 20 * time.Millisecond
-)
+// askAgain is how long a client that was asked is left alone, unless it keeps more brackets. Then it is asked again,
+// because it may not have known of a bracket: the answer that lets it keep the bracket may still have been on its way.
+const askAgain = 20 * time.Millisecond
 
 // Keeper is a client that keeps brackets. Two Keepers are equal if they are the same client.
 type Keeper interface {
 	// Recall asks the client to end the kept brackets that it does not need. It does not wait. wait returns nil once
 	// they have ended, or ctx's error.
 	Recall() (wait func(ctx context.Context) error, err error)
+	// Counts reports whether the client counts the uses of the brackets that it keeps.
+	Counts() bool
 }
 
 // kept has the brackets on a device that clients keep.
 type kept struct {
-	mu       sync.Mutex
-	by       map[Keeper]*keeps // protected by mu
-	recalled time.Time         // when the device last needed room; protected by mu
+	mu sync.Mutex
+	by map[Keeper]*keeps // protected by mu
 }
 
 // keeps counts the brackets that a client keeps, and those of them that it was not asked to end yet (fresh). asked is
@@ -98,10 +95,10 @@ func (k *kept) recall(ctx context.Context) {
 func (k *kept) keepers() (all []Keeper) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.recalled = time.Now()
+	now := time.Now()
 	for by, of := range k.by {
-		if of.fresh > 0 || k.recalled.Sub(of.asked) >= askAgain {
-			all, of.fresh, of.asked = append(all, by), 0, k.recalled
+		if of.fresh > 0 || now.Sub(of.asked) >= askAgain {
+			all, of.fresh, of.asked = append(all, by), 0, now
 		}
 	}
 	return all
@@ -117,9 +114,8 @@ func (k *kept) spared(by Keeper) {
 }
 
 // mayKeep reports whether a client may keep a bracket with this grant. All its memory must be the device's own, and the
-// eviction rule must not depend on which brackets are open. If the rule counts uses, the device must not have needed
-// room for keepAfter.
-func (d *device) mayKeep(g *residency.Grant) bool {
+// eviction rule must not depend on which brackets are open. If the rule counts uses, the client must count them, too.
+func (d *device) mayKeep(g *residency.Grant, by Keeper) bool {
 	for _, pin := range g.Pins() {
 		for _, x := range pin.Extents() {
 			if x.Placement().Tier != TierDevice {
@@ -127,13 +123,6 @@ func (d *device) mayKeep(g *residency.Grant) bool {
 			}
 		}
 	}
-	switch rule := d.room.Eviction(); {
-	case rule == policy.ByBrackets:
-		return false
-	case !policy.Counts(rule):
-		return true
-	}
-	d.kept.mu.Lock()
-	defer d.kept.mu.Unlock()
-	return time.Since(d.kept.recalled) >= keepAfter
+	rule := d.room.Eviction()
+	return rule != policy.ByBrackets && (by.Counts() || !policy.Counts(rule))
 }

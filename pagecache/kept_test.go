@@ -2,6 +2,7 @@ package pagecache
 
 import (
 	"context"
+	"math"
 	"sync"
 	"syscall"
 	"testing"
@@ -10,11 +11,25 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// keeper is a client that ends its kept brackets when it is asked to.
+// keeper is a client that ends its kept brackets when it is asked to, and then says how often it used them.
 type keeper struct {
+	old   bool // it does not count uses
 	mu    sync.Mutex
-	open  []*Bracket // protected by mu
-	asked int        // protected by mu
+	open  []*Bracket          // protected by mu
+	uses  map[*Bracket]uint32 // protected by mu
+	asked int                 // protected by mu
+}
+
+func (k *keeper) Counts() bool { return !k.old }
+
+// joined notes that a kept bracket was used n more times.
+func (k *keeper) joined(b *Bracket, n uint32) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.uses == nil {
+		k.uses = make(map[*Bracket]uint32)
+	}
+	k.uses[b] += n
 }
 
 func (k *keeper) Recall() (func(ctx context.Context) error, error) {
@@ -22,13 +37,14 @@ func (k *keeper) Recall() (func(ctx context.Context) error, error) {
 	defer k.mu.Unlock()
 	k.asked++
 	ended := make(chan struct{})
-	go func(open []*Bracket) {
+	go func(open []*Bracket, uses map[*Bracket]uint32) {
 		defer close(ended)
 		for _, b := range open {
+			b.Used(uses[b])
 			b.Done()
 		}
-	}(k.open)
-	k.open = nil
+	}(k.open, k.uses)
+	k.open, k.uses = nil, nil
 	return func(ctx context.Context) error {
 		select {
 		case <-ended:
@@ -114,32 +130,68 @@ func TestKeptBeforeItsClientKnows(t *testing.T) {
 	y.Done()
 }
 
-// TestRulesThatCountSeeUses: under a rule that counts uses, no bracket is kept for keepAfter after the device needed
-// room.
-func TestRulesThatCountSeeUses(t *testing.T) {
-	m := newMovingMachine(t, 1, 2, 0)
+// TestUsesOfKeptBracketsCount: under a rule that counts uses, brackets are kept although the device needs room. Their
+// uses count before a victim is chosen.
+func TestUsesOfKeptBracketsCount(t *testing.T) {
+	m := newMovingMachine(t, 1, 3, 0)
 	require.NoError(t, m.cache.devices[0].room.SetEviction("lfu"))
-	a := m.travel(m.noisyFile(3*brick), 0, true)
+	a := m.travel(m.noisyFile(6*brick), 0, true)
 	by := &keeper{}
 	defer by.end()
-	require.True(t, a.keep(by, 0, 1).Kept())
-	require.True(t, a.keep(by, 1, 2).Kept())
-	began := time.Now()
-	x := a.keep(by, 2, 3)
-	require.Equal(t, 1, by.asked)
-	if time.Since(began) < keepAfter { // else the machine was too slow for this check
-		require.False(t, x.Kept(), "a device that just needed room")
-	}
-	if !x.Kept() {
-		x.Done()
-	}
-	require.Eventually(t, func() bool {
-		x := a.keep(by, 0, 1)
-		if !x.Kept() {
-			x.Done()
+	times := func(n, at int) {
+		for range n {
+			a.use(at, at+1).Done()
 		}
-		return x.Kept()
-	}, time.Minute, time.Millisecond)
+	}
+	has := func(extents ...int64) {
+		t.Helper()
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		require.Len(t, a.has, len(extents))
+		for _, x := range extents {
+			require.Contains(t, a.has, x*brick)
+		}
+	}
+	x := a.keep(by, 0, 1)
+	require.True(t, x.Kept())
+	times(2, 1)
+	times(4, 2)
+	by.joined(x, 4) // 5 in all
+	x = a.keep(by, 3, 4)
+	require.True(t, x.Kept(), "a device that just needed room")
+	require.Equal(t, 1, by.asked)
+	has(0, 2, 3)
+	by.joined(x, 4)
+	x = a.keep(by, 4, 5)
+	require.True(t, x.Kept())
+	has(0, 3, 4)
+	// What a client says fills a counter by half at most, and one that was not kept has no such uses.
+	by.joined(x, math.MaxUint32)
+	y := a.use(5, 6)
+	has(3, 4, 5)
+	y.Used(math.MaxUint32)
+	y.Done()
+	times(1, 0)
+	has(0, 3, 4)
+}
+
+// TestWhoKeepsUnderWhichRule: under a rule that counts uses, only clients that count them keep brackets. Under one that
+// looks at open brackets, nobody does.
+func TestWhoKeepsUnderWhichRule(t *testing.T) {
+	m := newMovingMachine(t, 1, 2, 0)
+	a := m.travel(m.noisyFile(2*brick), 0, true)
+	for _, c := range []struct {
+		rule      string
+		old, kept bool
+	}{
+		{"lru", false, true}, {"lru", true, true}, {"lfu", false, true}, {"lfu", true, false},
+		{"flexgpu", false, false}, {"flexgpu", true, false},
+	} {
+		require.NoError(t, m.cache.devices[0].room.SetEviction(c.rule))
+		b := a.keep(&keeper{old: c.old}, 0, 1)
+		require.Equal(t, c.kept, b.Kept(), "%+v", c)
+		b.Done()
+	}
 }
 
 // TestBracketsThatAreNotRecalled: a bracket that its client uses stays in place, even if it began as a kept one. A

@@ -199,10 +199,17 @@ int gaiafs_within(struct gaiafs_mapping *m, const void *addr, size_t len, uint64
 
 void gaiafs_without(struct gaiafs_mapping *m, uint64_t bracket)
 {
+	if (bracket != 0)
+		gaiafs_tell_done(m, (struct gaiafs_ended){ bracket, 0 });
+}
+
+void gaiafs_tell_done(struct gaiafs_mapping *m, struct gaiafs_ended ended)
+{
 	uint8_t body[GAIAFS_MAX_BODY];
 
-	if (bracket != 0)
-		gaiafs_tell(m->conn, GAIAFS_DONE, body, gaiafs_put_unmap(body, bracket));
+	if ((gaiafs_conn_features(m->conn) & GAIAFS_FEATURE_USES) == 0)
+		ended.uses = 0; /* an older daemon */
+	gaiafs_tell(m->conn, GAIAFS_DONE, body, gaiafs_put_done(body, ended));
 }
 
 int gaia_use(const struct gaia_range *ranges, size_t n, gaia_stream_t stream)

@@ -424,6 +424,8 @@ struct gaiafs_mapping *gaiafs_table_numbered_locked(const struct gaiafs_conn *c,
  */
 int gaiafs_within(struct gaiafs_mapping *m, const void *addr, size_t len, uint64_t *bracket, struct gaiafs_fail *f);
 void gaiafs_without(struct gaiafs_mapping *m, uint64_t bracket);
+/* gaiafs_tell_done tells the daemon of m that a bracket has ended. */
+void gaiafs_tell_done(struct gaiafs_mapping *m, struct gaiafs_ended ended);
 /*
  * A bracket, and the request that the daemon must grant before the bracket is open. If nothing moves, or if the bracket
  * joined a kept one, there is no request (m is NULL).
@@ -476,7 +478,7 @@ int gaiafs_keep_mark(struct gaiafs_kept *k, gaia_stream_t stream, struct gaiafs_
  * as ended, and returns their number. If that is most, there may be more. The other brackets end by themselves. It does
  * not wait.
  */
-size_t gaiafs_keep_recall(const struct gaiafs_conn *c, uint64_t *brackets, size_t most);
+size_t gaiafs_keep_recall(const struct gaiafs_conn *c, struct gaiafs_ended *ended, size_t most);
 /*
  * gaiafs_keep_drop ends the kept brackets that have a range of m, which has left the table, once no kernel uses them.
  * The daemon gets their DONEs before the caller's next request.

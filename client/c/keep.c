@@ -1,7 +1,8 @@
 /*
  * Kept brackets. If the daemon allows it, a bracket stays open after the program has ended it. The next bracket with
  * the same ranges in the same order joins it, without asking the daemon. RECALL ends the kept brackets that have no
- * users, the least recently used first. The others end once their last user is done.
+ * users, the least recently used first. The others end once their last user is done. The daemon does not see brackets
+ * that join; it is told how many there were when the kept bracket ends.
  *
  * A bracket that kernels still use when it is to end is watched until they are done. No thread waits for them: a kernel
  * may itself wait for the threads of work.c. In all other cases gaia_done, gaia_munmap and gaia_drop send the DONE
@@ -27,6 +28,7 @@ struct gaiafs_kept {
 
 	/* Guarded by gaiafs_table_lock. */
 	unsigned users; /* brackets of the program */
+	uint32_t joined; /* brackets that have joined so far; full at UINT32_MAX */
 	bool ending;    /* out of the table; the last user ends it */
 	struct mark {
 		uint64_t stream; /* its number; 0: none */
@@ -110,6 +112,7 @@ struct gaiafs_kept *gaiafs_keep_find(const struct gaiafs_span *spans, size_t n)
 		k = find_locked(spans, n);
 	if (k != NULL) {
 		k->users++;
+		k->joined += k->joined < UINT32_MAX;
 		unlink_locked(k);
 		use_locked(k);
 	}
@@ -134,7 +137,7 @@ static void end(struct gaiafs_kept *k)
 		if (k->marks[i].event != NULL)
 			k->m->kind->unmark(k->m->gpu, k->marks[i].event, !k->told);
 	if (!k->told && gaiafs_mapping_mine(k->m))
-		gaiafs_without(k->m, k->id);
+		gaiafs_tell_done(k->m, (struct gaiafs_ended){ k->id, k->joined });
 	gaiafs_mapping_unref(k->m);
 	free(k);
 }
@@ -306,7 +309,7 @@ static struct gaiafs_kept *take(const struct gaiafs_conn *c, const struct gaiafs
 	return taken;
 }
 
-size_t gaiafs_keep_recall(const struct gaiafs_conn *c, uint64_t *ids, size_t most)
+size_t gaiafs_keep_recall(const struct gaiafs_conn *c, struct gaiafs_ended *ended, size_t most)
 {
 	struct gaiafs_kept *k, *next;
 	size_t n = 0;
@@ -316,7 +319,7 @@ size_t gaiafs_keep_recall(const struct gaiafs_conn *c, uint64_t *ids, size_t mos
 			next = k->next;
 			k->told = idle(k);
 			if (k->told) {
-				ids[n++] = k->id;
+				ended[n++] = (struct gaiafs_ended){ k->id, k->joined };
 				gaiafs_post(&k->job);
 			} else {
 				watch(k);

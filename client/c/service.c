@@ -14,12 +14,13 @@
 #include <unistd.h>
 
 /* How many brackets an ANSWER can have. If it has this many, the daemon asks again. */
-enum { MOST_ENDED = 256, ANSWER = 16 + 8 * MOST_ENDED };
+enum { MOST_ENDED = 256, ANSWER = 16 + GAIAFS_ENDED * MOST_ENDED };
+_Static_assert(GAIAFS_HEADER + ANSWER <= GAIAFS_MAX_REQUEST, "a daemon does not take such an ANSWER");
 
 /* answer carries out a request of the daemon's and encodes the answer. It returns the size of the body. */
 static size_t answer(const struct gaiafs_conn *c, const struct gaiafs_frame *frame, int fd, uint8_t *body)
 {
-	uint64_t ended[MOST_ENDED];
+	struct gaiafs_ended ended[MOST_ENDED];
 	struct gaiafs_move m;
 	size_t n;
 	int err;
@@ -29,7 +30,7 @@ static size_t answer(const struct gaiafs_conn *c, const struct gaiafs_frame *fra
 		return gaiafs_put_answer(body, 0, 0);
 	case GAIAFS_RECALL:
 		n = gaiafs_keep_recall(c, ended, MOST_ENDED);
-		return gaiafs_put_ended(body, ended, n);
+		return gaiafs_put_ended(body, ended, n, (gaiafs_conn_features(c) & GAIAFS_FEATURE_USES) != 0);
 	case GAIAFS_MOVE:
 		if (!gaiafs_get_move(frame->body, frame->body_len, &m))
 			return gaiafs_put_answer(body, EPROTO, 0);

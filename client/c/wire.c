@@ -169,13 +169,25 @@ size_t gaiafs_put_answer(uint8_t *b, uint32_t errnum, uint64_t generation)
 	return 16;
 }
 
-size_t gaiafs_put_ended(uint8_t *b, const uint64_t *brackets, size_t n)
+size_t gaiafs_put_ended(uint8_t *b, const struct gaiafs_ended *ended, size_t n, bool uses)
 {
 	size_t at = gaiafs_put_answer(b, 0, n);
 
 	for (size_t i = 0; i < n; i++, at += 8)
-		put64(b + at, brackets[i]);
+		put64(b + at, ended[i].bracket);
+	for (size_t i = 0; uses && i < n; i++, at += 4)
+		put32(b + at, ended[i].uses);
 	return at;
+}
+
+size_t gaiafs_put_done(uint8_t *b, struct gaiafs_ended ended)
+{
+	put64(b, ended.bracket);
+	if (ended.uses == 0)
+		return 8;
+	put32(b + 8, ended.uses);
+	put32(b + 12, 0);
+	return 16;
 }
 
 static bool fits(size_t n, unsigned version, size_t wanted)

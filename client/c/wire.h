@@ -77,9 +77,10 @@ enum { GAIAFS_TIER_DEVICE = 1, GAIAFS_TIER_HOST = 2, GAIAFS_TIER_NONE = 3 };
 #define GAIAFS_FEATURE_GROUP UINT64_C(16)
 #define GAIAFS_FEATURE_TENANT UINT64_C(32) /* chosen if GAIAFS_TENANT is set */
 #define GAIAFS_FEATURE_KEEP UINT64_C(256)
+#define GAIAFS_FEATURE_USES UINT64_C(512)
 #define GAIAFS_USED_FEATURES                                                                                           \
-	(GAIAFS_FEATURE_KEEP | GAIAFS_FEATURE_SERVICE | GAIAFS_FEATURE_LARGE | GAIAFS_FEATURE_MOVE | GAIAFS_FEATURE_VIEW | \
-		GAIAFS_FEATURE_GROUP)
+	(GAIAFS_FEATURE_KEEP | GAIAFS_FEATURE_USES | GAIAFS_FEATURE_SERVICE | GAIAFS_FEATURE_LARGE | GAIAFS_FEATURE_MOVE | \
+		GAIAFS_FEATURE_VIEW | GAIAFS_FEATURE_GROUP)
 
 struct gaiafs_header {
 	uint32_t length;
@@ -154,10 +155,18 @@ enum { GAIAFS_MAX_TENANT = 255, GAIAFS_MAX_FEATURES = 16 + GAIAFS_MAX_TENANT };
  */
 size_t gaiafs_put_features(uint8_t *b, uint64_t chosen, const char *tenant);
 size_t gaiafs_put_answer(uint8_t *b, uint32_t errnum, uint64_t generation);
+/* A bracket that has ended, and how often it was used without asking the daemon. */
+struct gaiafs_ended {
+	uint64_t bracket;
+	uint32_t uses;
+};
+enum { GAIAFS_ENDED = 12 };
 /*
- * gaiafs_put_ended encodes the answer to a RECALL: the ended brackets. b has room for 16 bytes, and 8 for each bracket.
+ * gaiafs_put_ended encodes the answer to a RECALL: the ended brackets, and if uses is set their uses. b has room for 16
+ * bytes, and GAIAFS_ENDED for each bracket. gaiafs_put_done encodes a DONE, without the uses if they are 0.
  */
-size_t gaiafs_put_ended(uint8_t *b, const uint64_t *brackets, size_t n);
+size_t gaiafs_put_ended(uint8_t *b, const struct gaiafs_ended *ended, size_t n, bool uses);
+size_t gaiafs_put_done(uint8_t *b, struct gaiafs_ended ended);
 size_t gaiafs_put_range(uint8_t *b, uint64_t mapping, uint64_t off, uint64_t len, uint32_t arg);
 size_t gaiafs_put_unmap(uint8_t *b, uint64_t mapping);
 size_t gaiafs_put_large(uint8_t *b, uint64_t size);

@@ -136,6 +136,8 @@ func (b bracket) Done() {
 
 func (bracket) Kept() bool { return false }
 
+func (bracket) Used(uint32) {}
+
 func (c *Cache) kind() uint8 { return max(c.Kind, 1) }
 
 // Kinds has the bit of the cache's one kind.

@@ -488,11 +488,25 @@ var pagecachePlants = []plant{
 		nets: []net{{pkg: "pagecache", run: "TestKeptBracketsAreRecalled"}},
 	},
 	{
-		name: "brackets are kept under a rule that counts uses, on a device that needed room",
+		name: "uses of kept brackets are not counted",
+		file: "pagecache/bracket.go",
+		old:  "if b.keeper == nil || n == 0 {",
+		new:  "if b.keeper == nil || n >= 0 {",
+		nets: []net{{pkg: "pagecache", run: "TestUsesOfKeptBracketsCount"}},
+	},
+	{
+		name: "clients that count no uses keep brackets under a rule that counts them",
 		file: "pagecache/kept.go",
-		old:  "return time.Since(d.kept.recalled) >= keepAfter",
-		new:  "return time.Since(d.kept.recalled) >= 0",
-		nets: []net{{pkg: "pagecache", run: "TestRulesThatCountSeeUses"}},
+		old:  "(by.Counts() || !policy.Counts(rule))",
+		new:  "(by.Counts() || rule != \"\")",
+		nets: []net{{pkg: "pagecache", run: "TestWhoKeepsUnderWhichRule"}},
+	},
+	{
+		name: "a client's claims halve all counters",
+		file: "pagecache/residency/policy/facts.go",
+		old:  "\tmost := mostClaimed * x.blocks()\n",
+		new:  "\tmost := 4 * mostCount * x.blocks()\n",
+		nets: []net{{pkg: "pagecache/residency/policy", run: "TestClaims"}},
 	},
 	{
 		name: "clients are asked for kept brackets while others are idle",
@@ -525,7 +539,7 @@ var pagecachePlants = []plant{
 	{
 		name: "a client that did not know its kept brackets yet is not asked again",
 		file: "pagecache/kept.go",
-		old:  "of.fresh > 0 || k.recalled.Sub(of.asked) >= askAgain",
+		old:  "of.fresh > 0 || now.Sub(of.asked) >= askAgain",
 		new:  "of.fresh > 0",
 		nets: []net{{pkg: "pagecache", run: "TestKeptBeforeItsClientKnows"}},
 	},

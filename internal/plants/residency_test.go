@@ -106,8 +106,8 @@ var residencyPlants = []plant{
 	{
 		name: "an acquired extent does not count as used",
 		file: "pagecache/residency/pin.go",
-		old:  "if bytes > 0 {",
-		new:  "if bytes > 0 && write {",
+		old:  "\tp.each(pages, func(x *Extent, bytes int64) { x.accessed(",
+		new:  "\tif !write {\n\t\treturn\n\t}\n\tp.each(pages, func(x *Extent, bytes int64) { x.accessed(",
 		nets: []net{{pkg: "pagecache", run: "TestEvictionRules"}},
 	},
 	{

@@ -13,8 +13,9 @@ import (
 
 // With a policy.Threshold, an extent that is not in the device's own memory moves there only once it was accessed often
 // enough (Ganguly). Until then brackets use it in pinned memory. An access is a bracket that uses the extent, an
-// acquire, or a release that changed it. Nobody sees a store before it is released, so an extent that was changed since
-// its last bracket counts as written to by the next one, and moves with it.
+// acquire, or a release that changed it. A client that keeps a bracket says at its end how many more there were. Nobody
+// sees a store before it is released, so an extent that was changed since its last bracket counts as written to by the
+// next one, and moves with it.
 //
 // The history of an extent belongs to the first page of it, for one Key. It outlives the extent, and ends with Forget.
 
@@ -194,6 +195,16 @@ func (d *Device) accessedLocked(x *Extent, write bool) {
 	if h := d.delays.at(x.spot()); h != nil {
 		d.delays.threshold.Access(h.id, write, d.taken, d.budget, true)
 		h.written = h.written || write
+	}
+}
+
+// claimedLocked counts n more brackets that used x, as a program says. Device.mu is held.
+func (d *Device) claimedLocked(x *Extent, n uint32) {
+	if d.delays == nil {
+		return
+	}
+	if h := d.delays.at(x.spot()); h != nil {
+		d.delays.threshold.Claim(h.id, n)
 	}
 }
 

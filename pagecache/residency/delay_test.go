@@ -107,6 +107,21 @@ func TestThresholdWhenFull(t *testing.T) {
 	}
 }
 
+// TestThresholdOfKeptBrackets: uses that a client says it made of a bracket count as brackets.
+func TestThresholdOfKeptBrackets(t *testing.T) {
+	d, _ := newPinnedDevice(t, 2, 8)
+	full, k := newKey(t, d), newKey(t, d)
+	d.SetDelay(Delay{Threshold: true, Static: 2, Penalty: 3})
+	g, err := k.grant(false, 0, 1)
+	require.NoError(t, err)
+	require.Equal(t, []Tier{TierVRAM}, k.tiers())
+	g.Pins()[0].Claimed(granules(0, 1), 7)
+	g.Free()
+	d.evictAll(t)
+	full.idle(t, 0, 2)
+	require.Equal(t, 12-8, k.usesUntilMove(t, 0), "12 are needed after a round trip, and there were 1 and 7")
+}
+
 // TestThresholdSparesTheBracket: room for an extent that has reached the threshold is made of other brackets' extents,
 // not of those that the same bracket uses.
 func TestThresholdSparesTheBracket(t *testing.T) {

@@ -232,6 +232,16 @@ func (x *Extent) accessed(bytes int64, write, counts bool) {
 	}
 }
 
+// claimed notes that a program says it accessed so many bytes of x n more times.
+func (x *Extent) claimed(bytes int64, n uint32) {
+	x.dev.mu.Lock()
+	defer x.dev.mu.Unlock()
+	if x.state == held {
+		x.dev.claimedLocked(x, n)
+		x.dev.rule.Note(policy.Event{Kind: policy.Accessed, ID: x.id, Bytes: bytes, Claimed: n})
+	}
+}
+
 // leaveLocked takes x off the device's list. Device.mu is held.
 func (d *Device) leaveLocked(x *Extent) {
 	x.state = left

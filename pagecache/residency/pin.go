@@ -62,8 +62,19 @@ func (p *Pin) Accessed(rg page.Range) { p.accessed([]page.Range{rg}, false) }
 // Changed tells the device's rule that a program changed these pages, which are in order.
 func (p *Pin) Changed(pages []page.Range) { p.accessed(pages, true) }
 
+// Claimed tells the device's rule, and the threshold, that a program says it accessed the pages of rg n more times. n
+// is at least 1.
+func (p *Pin) Claimed(rg page.Range, n uint32) {
+	p.each([]page.Range{rg}, func(x *Extent, bytes int64) { x.claimed(bytes, n) })
+}
+
 // accessed notes one access per extent.
 func (p *Pin) accessed(pages []page.Range, write bool) {
+	p.each(pages, func(x *Extent, bytes int64) { x.accessed(bytes, write, p.stay == nil || write) })
+}
+
+// each calls do for the extents that have some of the pages, with how many bytes those are.
+func (p *Pin) each(pages []page.Range, do func(x *Extent, bytes int64)) {
 	if len(pages) == 0 {
 		return
 	}
@@ -79,7 +90,7 @@ func (p *Pin) accessed(pages []page.Range, write bool) {
 			pages = pages[1:]
 		}
 		if bytes > 0 {
-			x.accessed(bytes, write, p.stay == nil || write)
+			do(x, bytes)
 		}
 		if len(pages) == 0 {
 			return

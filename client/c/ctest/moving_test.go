@@ -177,6 +177,19 @@ func TestKeptBrackets(t *testing.T) {
 	}
 }
 
+// TestUsesOfKeptBrackets: under the rule lfu, brackets are kept, and the library says how often they were used.
+func TestUsesOfKeptBrackets(t *testing.T) {
+	for build := range builds {
+		t.Run(build, func(t *testing.T) {
+			d, cache, path := startMoving(t)
+			require.NoError(t, cache.SetEviction("lfu"))
+			d.run(compile(t, "moving", build), "counts", path)
+			waitIdle(t, cache)
+			require.Less(t, cache.Status().Counters["brackets"], int64(fileBlocks+deviceBlocks), "each use asked")
+		})
+	}
+}
+
 // TestEndWhileOthersWait fills the daemon's queue of a client with brackets that wait. The bracket that they wait for
 // must still end, and its thread must still be able to release.
 func TestEndWhileOthersWait(t *testing.T) {

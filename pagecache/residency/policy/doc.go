@@ -15,9 +15,9 @@
 // # Evidence
 //
 // An ordinary driver shows neither the loads and stores of kernels nor access counters. The events are all that is
-// known: what programs map, acquire and release, what CPU programs ask for, and when brackets begin and end. What a
-// kernel does between two events is invisible. An extent that a kernel reads a million times in one bracket counts as
-// accessed once.
+// known: what programs map, acquire and release, what CPU programs ask for, when brackets begin and end, and how often
+// a program says that it used a bracket that it kept. What a kernel does between two events is invisible. An extent
+// that a kernel reads a million times in one bracket counts as accessed once.
 //
 // # Rules
 //

@@ -14,6 +14,9 @@ const (
 	// mostCount is the largest count. When a counter exceeds it, all counters are halved. So extents that were hot long
 	// ago cool down, and extents that are hotter than others stay so (Ganguly: 27 bits).
 	mostCount = 1<<27 - 1
+	// mostClaimed is the largest count that claims alone can bring about. So no program can make all counters be halved
+	// again and again by claiming uses. Extents that reach it compare as equals, by last use.
+	mostClaimed = mostCount / 2
 )
 
 // facts is what is known about an extent.
@@ -71,7 +74,11 @@ func (b *book) note(e Event) {
 		return
 	case Accessed:
 		x.written = x.written || e.Write
-		b.count(x, uint64(max((e.Bytes+block-1)/block, 1)))
+		if blocks := uint64(max((e.Bytes+block-1)/block, 1)); e.Claimed == 0 {
+			b.count(x, blocks)
+		} else {
+			x.claim(blocks, uint64(e.Claimed))
+		}
 	case Forgotten:
 		delete(b.extents, e.ID)
 		return
@@ -87,6 +94,16 @@ func (b *book) count(x *facts, n uint64) {
 			y.count /= 2
 		}
 	}
+}
+
+// claim adds n claimed accesses to so many blocks of x.
+func (x *facts) claim(blocks, n uint64) {
+	most := mostClaimed * x.blocks()
+	room := most - min(x.count, most)
+	if n <= room/blocks {
+		room = n * blocks
+	}
+	x.count += room
 }
 
 // victims yields the extents that may leave, in the given order.

@@ -54,6 +54,9 @@ type Event struct {
 	Priority int
 	// Write means that some of the accessed bytes were changed.
 	Write bool
+	// Claimed is how many accesses a program says there were, if nobody saw them one by one. They fill a counter by
+	// half at most. 0: one access, which was seen.
+	Claimed uint32
 	// Program and At describe a bracket. At counts from any fixed moment.
 	Program Program
 	At      time.Duration
@@ -73,6 +76,9 @@ func (e Event) String() string {
 	}
 	if e.Write {
 		s += " write"
+	}
+	if e.Claimed != 0 {
+		s += fmt.Sprintf(" claimed=%d", e.Claimed)
 	}
 	return s
 }

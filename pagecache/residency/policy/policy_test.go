@@ -3,6 +3,7 @@ package policy
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -85,6 +86,8 @@ func parse(t *testing.T, line string) (e Event) {
 				e.Priority = int(n)
 			case "write":
 				e.Write = true
+			case "claimed":
+				e.Claimed = uint32(n)
 			}
 		}
 	}
@@ -122,7 +125,7 @@ func candidates(trace []Event) (list []seen) {
 			case Mapped, Unmapped, Placed:
 				last = l.Kind
 			case Accessed:
-				history += max(float64((l.Bytes+2<<20-1)/(2<<20)), 1)
+				history += max(float64((l.Bytes+2<<20-1)/(2<<20)), 1) * max(float64(l.Claimed), 1)
 			case Forgotten:
 				history = 0
 			}
@@ -212,7 +215,11 @@ func random(rnd *rand.Rand, on map[ID]bool, off map[ID]bool, open map[Program]in
 	case rnd.IntN(4) == 0:
 		return Event{Kind: Left, ID: id}
 	case rnd.IntN(2) == 0:
-		return Event{Kind: Accessed, ID: id, Bytes: rnd.Int64N(8 << 20), Write: rnd.IntN(2) == 0}
+		e := Event{Kind: Accessed, ID: id, Bytes: rnd.Int64N(8 << 20), Write: rnd.IntN(2) == 0}
+		if rnd.IntN(3) == 0 {
+			e.Write, e.Claimed = false, 1+rnd.Uint32N(5)
+		}
+		return e
 	case mapped:
 		return Event{Kind: Unmapped, ID: id}
 	}
@@ -295,6 +302,42 @@ func TestFullCounters(t *testing.T) {
 	require.EqualValues(t, (mostCount+1)/2, r.extents[0].count)
 	require.EqualValues(t, 2, r.extents[1].count)
 	require.Equal(t, "victims: 1 2 0", victims(r))
+}
+
+// TestClaims: claims fill counters by half at most, whatever they say, and halve none.
+func TestClaims(t *testing.T) {
+	r := newRule(t, "lfu", Options{}).(*rule)
+	for id := range ID(3) {
+		r.Note(Event{Kind: Placed, ID: id, Bytes: 4 * block})
+	}
+	count := func(id ID) uint64 { return r.extents[id].count / r.extents[id].blocks() }
+	r.extents[1].count, r.extents[2].count = 4*mostCount, 4*7
+	for range 3 {
+		for id := range ID(3) {
+			r.Note(Event{Kind: Accessed, ID: id, Bytes: 4 * block, Claimed: math.MaxUint32})
+		}
+	}
+	require.EqualValues(t, mostClaimed, count(0))
+	require.EqualValues(t, mostCount, count(1), "it was seen more often already")
+	require.EqualValues(t, mostClaimed, count(2))
+	require.Equal(t, "victims: 0 2 1", victims(r))
+	r.extents[0].count = 0
+	r.Note(Event{Kind: Accessed, ID: 0, Bytes: 2 * block, Claimed: 6})
+	require.EqualValues(t, 3, count(0), "half of its blocks")
+	r.Note(Event{Kind: Accessed, ID: 0, Bytes: math.MaxInt64, Claimed: math.MaxUint32})
+	require.EqualValues(t, mostClaimed, count(0))
+
+	var th Threshold
+	th.visits(2).accesses = mostCount
+	th.Claim(1, 5)
+	require.True(t, th.Reached(1, 500, 1000, true))
+	require.False(t, th.Reached(1, 1000, 1000, true))
+	for range 3 {
+		th.Claim(1, math.MaxUint32)
+		th.Claim(2, math.MaxUint32)
+	}
+	require.EqualValues(t, mostClaimed, th.visits(1).accesses)
+	require.EqualValues(t, mostCount, th.visits(2).accesses)
 }
 
 // TestThreshold uses the numbers of Ganguly, section IV. With t_s = 8, one access is enough while less than an eighth

@@ -35,6 +35,12 @@ func (t *Threshold) Access(id ID, write bool, allocated, total int64, fits bool)
 	return write || v.accesses >= t.needed(v.trips, allocated, total, fits)
 }
 
+// Claim counts n accesses that a program says there were. They fill the counter by half at most.
+func (t *Threshold) Claim(id ID, n uint32) {
+	v := t.visits(id)
+	v.accesses = max(v.accesses, min(v.accesses+uint64(n), mostClaimed))
+}
+
 // Reached reports whether the accesses so far are enough. It counts none.
 func (t *Threshold) Reached(id ID, allocated, total int64, fits bool) bool {
 	v := t.extents[id]

@@ -280,6 +280,44 @@ static void keeps(const char *path)
 	CHECK(use(p, 0, 1) == 0 && gaia_munmap(p, (size_t)BLOCKS * BLOCK) == 0 && gaia_done(NULL) == 0);
 }
 
+/* has reports whether there is memory at p. */
+static bool has(const uint8_t *p)
+{
+	int ends[2];
+	ssize_t n;
+
+	CHECK(pipe(ends) == 0);
+	n = write(ends[1], p, 1);
+	CHECK(n == 1 || errno == EFAULT);
+	CHECK(close(ends[0]) == 0 && close(ends[1]) == 0);
+	return n == 1;
+}
+
+/*
+ * Under the rule that counts uses, kept brackets leave in the order of their uses. Those that were used least were used
+ * last. One of them is in use when the daemon wants it back, so its uses are in its DONE.
+ */
+static void counts(const char *path)
+{
+	static const int uses[DEVICE] = { 5, 2, 3, 4 };
+	uint8_t *p = map_movable(path, PROT_READ);
+
+	for (int i = 0; i < DEVICE; i++)
+		for (int k = 0; k < uses[i]; k++)
+			CHECK(use(p, i, 1) == 0 && gaia_done(NULL) == 0);
+	CHECK(use(p, 0, 1) == 0 && use(p, 4, 1) == 0);
+	CHECK(has(p) && !has(p + BLOCK) && has(p + 2 * BLOCK) && has(p + 3 * BLOCK) && has(p + 4 * BLOCK));
+	CHECK(gaia_done(NULL) == 0 && gaia_done(NULL) == 0);
+	for (int k = 0; k < 4; k++)
+		CHECK(use(p, 4, 1) == 0 && gaia_done(NULL) == 0);
+	CHECK(use(p, 5, 1) == 0 && gaia_done(NULL) == 0);
+	CHECK(has(p) && !has(p + 2 * BLOCK) && has(p + 3 * BLOCK) && has(p + 4 * BLOCK) && has(p + 5 * BLOCK));
+	for (int i = 6; i < BLOCKS; i++)
+		CHECK(use(p, i, 1) == 0 && gaia_done(NULL) == 0);
+	CHECK(has(p) && has(p + 3 * BLOCK) && has(p + 4 * BLOCK) && has(p + (BLOCKS - 1) * BLOCK));
+	CHECK(gaia_munmap(p, (size_t)BLOCKS * BLOCK) == 0);
+}
+
 /* A program that needs a part of the device, or all of it. */
 static void needs(const char *path, int count)
 {
@@ -316,6 +354,24 @@ static void crowd(const char *path)
 	CHECK(gaia_munmap(shared, (size_t)BLOCKS * BLOCK) == 0);
 }
 
+/* A daemon that does not offer USES gets a DONE without uses. */
+static void tells_uses(uint64_t offered, size_t size)
+{
+	static struct gaiafs_conn c = { .state = READY, .refs = 1, .service = -1, .lock = PTHREAD_MUTEX_INITIALIZER };
+	struct gaiafs_mapping m = { .conn = &c };
+	uint8_t got[GAIAFS_MAX_FRAME];
+	int pair[2];
+
+	CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair) == 0);
+	c.fd = pair[0];
+	c.welcome = (struct gaiafs_welcome){ .max_requests = 8, .offered = offered };
+	gaiafs_tell_done(&m, (struct gaiafs_ended){ 9, 5 });
+	CHECK(recv(pair[1], got, sizeof got, 0) == (ssize_t)(GAIAFS_HEADER + size));
+	gaiafs_tell_done(&m, (struct gaiafs_ended){ 9, 0 });
+	CHECK(recv(pair[1], got, sizeof got, 0) == GAIAFS_HEADER + 8);
+	CHECK(close(pair[0]) == 0 && close(pair[1]) == 0);
+}
+
 /* Everything told is sent, although calls wait for replies and the socket is full. There are no replies. */
 static void tells(void)
 {
@@ -342,6 +398,8 @@ static void tells(void)
 		uses += h.type == GAIAFS_USE;
 	}
 	CHECK(uses == 1);
+	tells_uses(GAIAFS_FEATURE_KEEP, 8);
+	tells_uses(GAIAFS_FEATURE_KEEP | GAIAFS_FEATURE_USES, 16);
 }
 
 /*
@@ -420,6 +478,8 @@ int main(int argc, char **argv)
 		order(argv[2]);
 	else if (strcmp(argv[1], "keeps") == 0)
 		keeps(argv[2]);
+	else if (strcmp(argv[1], "counts") == 0)
+		counts(argv[2]);
 	else
 		return 2;
 	return 0;

@@ -144,13 +144,18 @@ static void wire2(const char *path)
 	same(path, "features", GAIAFS_FEATURES, 2, b, gaiafs_put_features(b, 3, ""));
 	same(path, "attach", GAIAFS_ATTACH, 3, key, sizeof key);
 	same(path, "answer", GAIAFS_ANSWER, 4, b, gaiafs_put_answer(b, 0, 6));
-	const uint64_t ended[] = { 9, 0x123456789a };
-	same(path, "answer-recall", GAIAFS_ANSWER, 8, b, gaiafs_put_ended(b, ended, 2));
+	const struct gaiafs_ended ended[] = { { 9, 5 }, { 0x123456789a, UINT32_MAX } };
+	same(path, "answer-recall", GAIAFS_ANSWER, 8, b, gaiafs_put_ended(b, ended, 2, false));
+	same(path, "answer-recall-uses", GAIAFS_ANSWER, 8, b, gaiafs_put_ended(b, ended, 2, true));
+	same(path, "done", GAIAFS_DONE, 12, b, gaiafs_put_done(b, (struct gaiafs_ended){ 9, 0 }));
+	same(path, "done-uses", GAIAFS_DONE, 14, b, gaiafs_put_done(b, (struct gaiafs_ended){ 9, 0x12345 }));
 	same(path, "answer-eperm", GAIAFS_ANSWER, 5, b, gaiafs_put_answer(b, EPERM, 5));
 	same(path, "features-view", GAIAFS_FEATURES, 2, b, gaiafs_put_features(b, 11, ""));
 	same(path, "features-move", GAIAFS_FEATURES, 2, b, gaiafs_put_features(b, 15, ""));
 	same(path, "features-tenant", GAIAFS_FEATURES, 2, b, gaiafs_put_features(b, 63, "training"));
 	same(path, "features-group", GAIAFS_FEATURES, 2, b, gaiafs_put_features(b, 27, ""));
+	same(path, "features-uses", GAIAFS_FEATURES, 2, b,
+	     gaiafs_put_features(b, 7 | GAIAFS_FEATURE_KEEP | GAIAFS_FEATURE_USES, ""));
 
 	/* Groups: a list of ranges, in an ACQUIREALL after its own fields. */
 	uint8_t list[256], *last = list;
