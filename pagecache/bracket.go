@@ -161,6 +161,7 @@ func (c *Cache) use(ctx context.Context, ranges map[*Mapping][]page.Range, dev *
 	if o.Keeper != nil && !by.Limited && dev.mayKeep(b.grant, o.Keeper) {
 		b.keeper, b.kept = o.Keeper, &dev.kept
 		b.kept.add(b.keeper)
+		b.grant.Recallable()
 	}
 	return b, nil
 }

@@ -17,8 +17,9 @@ import (
 // clock algorithm, and a hot extent costs one request per round.
 //
 // The Cache does not see the uses of a kept bracket. The client counts them, and says at the end of the bracket how
-// many there were (Bracket.Used). If the rule counts uses, the device asks for the kept brackets before it chooses any
-// victim, so it knows of all uses then. Clients that do not count keep no brackets under such a rule.
+// many there were (Bracket.Used). If the rule counts uses, the device asks for the kept brackets as soon as one of
+// their extents may be the coldest, so it knows of all uses that matter. Clients that do not count keep no brackets
+// under such a rule.
 
 // askAgain is how long a client that was asked is left alone, unless it keeps more brackets. Then it is asked again,
 // because it may not have known of a bracket: the answer that lets it keep the bracket may still have been on its way.

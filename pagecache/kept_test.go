@@ -175,6 +175,29 @@ func TestUsesOfKeptBracketsCount(t *testing.T) {
 	has(0, 3, 4)
 }
 
+// TestColdIdleExtentsLeaveFirst: under a rule that counts uses, clients are not asked for kept brackets while an idle
+// extent is colder than theirs, as far as is known.
+func TestColdIdleExtentsLeaveFirst(t *testing.T) {
+	m := newMovingMachine(t, 1, 3, 0)
+	require.NoError(t, m.cache.devices[0].room.SetEviction("lfu"))
+	a := m.travel(m.noisyFile(5*brick), 0, true)
+	by := &keeper{}
+	defer by.end()
+	a.use(0, 1).Done()
+	for range 2 {
+		a.use(1, 2).Done()
+	}
+	require.True(t, a.keep(by, 2, 3).Kept())
+	require.True(t, a.keep(by, 3, 4).Kept())
+	require.Zero(t, by.asked, "extent 0 was used as often as extent 2, and earlier")
+	require.True(t, a.keep(by, 4, 5).Kept())
+	require.Equal(t, 1, by.asked, "extent 1 was used more often")
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	require.Len(t, a.has, 3)
+	require.Contains(t, a.has, int64(1*brick))
+}
+
 // TestWhoKeepsUnderWhichRule: under a rule that counts uses, only clients that count them keep brackets. Under one that
 // looks at open brackets, nobody does.
 func TestWhoKeepsUnderWhichRule(t *testing.T) {

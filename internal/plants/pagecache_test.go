@@ -495,6 +495,20 @@ var pagecachePlants = []plant{
 		nets: []net{{pkg: "pagecache", run: "TestUsesOfKeptBracketsCount"}},
 	},
 	{
+		name: "under a rule that counts uses, clients are asked for kept brackets while colder extents are idle",
+		file: "pagecache/residency/room.go",
+		old:  "\n\t\t\trule.Colder(x.id, best.id) {",
+		new:  "\n\t\t\t(rule.Colder(x.id, best.id) || x != best) {",
+		nets: []net{{pkg: "pagecache", run: "TestColdIdleExtentsLeaveFirst"}},
+	},
+	{
+		name: "under a rule that counts uses, extents of kept brackets are never the coldest",
+		file: "pagecache/residency/room.go",
+		old:  "\n\t\t\trule.Colder(x.id, best.id) {",
+		new:  "\n\t\t\trule.Colder(x.id, x.id) {",
+		nets: []net{{pkg: "pagecache", run: "TestColdIdleExtentsLeaveFirst"}},
+	},
+	{
 		name: "clients that count no uses keep brackets under a rule that counts them",
 		file: "pagecache/kept.go",
 		old:  "(by.Counts() || !policy.Counts(rule))",

@@ -64,6 +64,7 @@ type Extent struct {
 	pins    map[uint32]int // number of pins by user; protected by Device.mu
 	kept    int            // number of pins that Keep made; protected by Device.mu
 	mapped  int            // number of all pins, kept ones included; protected by Device.mu
+	recalls int            // number of pins that Recall may end; protected by Device.mu
 	watches []*Pin         // protected by Device.mu
 	written bool           // a program changed x since it was placed; protected by Device.mu
 	moving  bool           // x is being copied to other memory; protected by Device.mu

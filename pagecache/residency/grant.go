@@ -51,6 +51,19 @@ type Grant struct {
 // Pins returns a Pin for each Want, in their order.
 func (g *Grant) Pins() []*Pin { return g.pins }
 
+// Recallable says that the client gives the grant back when Options.Recall asks, unless it uses it then. It may be
+// called once.
+func (g *Grant) Recallable() {
+	g.dev.mu.Lock()
+	defer g.dev.mu.Unlock()
+	for _, p := range g.pins {
+		p.recalls = true
+		for _, x := range p.extents {
+			x.recalls++
+		}
+	}
+}
+
 // Free gives everything back. It may be called once. It blocks as Extent.LetGo does.
 func (g *Grant) Free() {
 	g.dev.mu.Lock()

@@ -23,7 +23,8 @@ func (d *Device) checkLocked() {
 			panic(fmt.Sprintf("extent %d of pages %s is counted in tier %d, and in %+v", id, x.pages, x.counted,
 				x.Placement()))
 		}
-		if x.id != id || x.state != held || pins != x.mapped || !x.moving && int(x.users.Load()) < x.mapped ||
+		if x.id != id || x.state != held || pins != x.mapped || x.recalls > pins ||
+			!x.moving && int(x.users.Load()) < x.mapped ||
 			x.Placement().Tier == TierNone {
 			panic(fmt.Sprintf("extent %d of pages %s: state %d, %d users, mapped %d times by %v, in %+v",
 				id, x.pages, x.state, x.users.Load(), x.mapped, x.pins, x.Placement()))

@@ -35,6 +35,7 @@ type Pin struct {
 	by      Tenant
 	stay    delayed   // what the grant uses in pinned memory; not nil: the bracket was counted as an access
 	keeps   bool      // made by Keep; nobody is charged
+	recalls bool      // Recall may end it; protected by Device.mu
 	failed  bool      // of a failed attempt at a grant: its Free frees nothing that others wait for
 	extents []*Extent // in the order of their pages
 	told    func(x *Extent, at Placement)
@@ -163,6 +164,9 @@ func (d *Device) unpinLocked(x *Extent, p *Pin) {
 		x.kept--
 	} else {
 		d.unmappedLocked(x, p.by)
+	}
+	if p.recalls {
+		x.recalls--
 	}
 	if x.mapped--; x.mapped == 0 {
 		d.mapped -= x.size

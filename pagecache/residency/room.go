@@ -228,8 +228,8 @@ func (d *Device) reason(from Tier, asks tenants.ID, why Why) Why {
 
 // victim returns the device's next victim in a tier, or nil if all candidates were asked. The ledger orders the
 // tenants. victim takes the first tenant that has a candidate, of its extents those of the lowest priority, and of
-// these the first by the rule. rank is the tenant's place in the order. surely means that no extent of a kept bracket
-// could be a better victim.
+// these the first by the rule. rank is the tenant's place in the order. surely means that no kept bracket need end for
+// this choice: idle extents go first, unless the rule counts uses.
 func (d *Device) victim(from Tier, asks tenants.ID, but sparing, asked map[*Extent]bool) (best *Extent, rank int,
 	surely bool) {
 	d.mu.Lock()
@@ -254,7 +254,24 @@ func (d *Device) victim(from Tier, asks tenants.ID, but sparing, asked map[*Exte
 			break
 		}
 	}
-	return best, rank, best != nil && rank == 0 && priority <= d.lowest && !policy.Counts(d.eviction)
+	return best, rank, best != nil && rank == 0 && priority <= d.lowest && d.coldestLocked(best, priority)
+}
+
+// coldestLocked reports whether, under a rule that counts uses, best would also be the victim if the clients had ended
+// the brackets that they keep. Not all uses of their extents are known, but further ones only make these hotter. Under
+// other rules it is true. Device.mu is held.
+func (d *Device) coldestLocked(best *Extent, priority int) bool {
+	rule, counts := d.rule.(policy.Counter)
+	if !counts {
+		return true
+	}
+	for _, x := range d.extents {
+		if x.recalls > 0 && x.recalls == x.mapped && x.owner == best.owner && x.key.Preference().Priority == priority &&
+			rule.Colder(x.id, best.id) {
+			return false
+		}
+	}
+	return true
 }
 
 // kept reports whether clients keep memory that they have unmapped and that was freed here.

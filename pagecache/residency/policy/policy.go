@@ -91,6 +91,13 @@ type Rule interface {
 	Victims() iter.Seq[ID]
 }
 
+// Counter is a Rule that counts accesses.
+type Counter interface {
+	Rule
+	// Colder reports whether x would go before y, as far as accesses are known, if both might leave.
+	Colder(x, y ID) bool
+}
+
 // Options of rules.
 type Options struct {
 	// Seed seeds the random rules.

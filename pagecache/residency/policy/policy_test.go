@@ -264,6 +264,12 @@ func TestTwins(t *testing.T) {
 					want = append(want, x.id)
 				}
 				require.Equal(t, want, got, "%s: go test -run TestTwins; seed %d, after %v", name, seed, trace)
+				if c, ok := r.(Counter); ok {
+					for i := 1; i < len(got); i++ {
+						require.True(t, c.Colder(got[i-1], got[i]))
+						require.False(t, c.Colder(got[i], got[i-1]))
+					}
+				}
 			}
 		}
 	}
@@ -292,7 +298,7 @@ func TestRandomIsEven(t *testing.T) {
 
 // TestFullCounters: halving the counters keeps their order.
 func TestFullCounters(t *testing.T) {
-	r := newRule(t, "lfu", Options{}).(*rule)
+	r := newRule(t, "lfu", Options{}).(counter)
 	for id := range ID(3) {
 		r.Note(Event{Kind: Placed, ID: id, Bytes: block})
 	}
@@ -306,7 +312,7 @@ func TestFullCounters(t *testing.T) {
 
 // TestClaims: claims fill counters by half at most, whatever they say, and halve none.
 func TestClaims(t *testing.T) {
-	r := newRule(t, "lfu", Options{}).(*rule)
+	r := newRule(t, "lfu", Options{}).(counter)
 	for id := range ID(3) {
 		r.Note(Event{Kind: Placed, ID: id, Bytes: 4 * block})
 	}
@@ -321,6 +327,10 @@ func TestClaims(t *testing.T) {
 	require.EqualValues(t, mostCount, count(1), "it was seen more often already")
 	require.EqualValues(t, mostClaimed, count(2))
 	require.Equal(t, "victims: 0 2 1", victims(r))
+	r.Note(Event{Kind: Mapped, ID: 2})
+	require.True(t, r.Colder(2, 1), "mapped ones can be compared, too")
+	require.False(t, r.Colder(1, 2))
+	require.False(t, r.Colder(9, 1), "not known")
 	r.extents[0].count = 0
 	r.Note(Event{Kind: Accessed, ID: 0, Bytes: 2 * block, Claimed: 6})
 	require.EqualValues(t, 3, count(0), "half of its blocks")

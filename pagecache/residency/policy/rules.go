@@ -18,10 +18,18 @@ func (r *rule) Note(e Event) { r.note(e) }
 
 func (r *rule) Victims() iter.Seq[ID] { return r.victims(r.order) }
 
+// counter is a Counter made of an order.
+type counter struct{ *rule }
+
+func (c counter) Colder(x, y ID) bool {
+	a, b := c.extents[x], c.extents[y]
+	return a != nil && b != nil && c.order(a, b) < 0
+}
+
 // ByBrackets names the rule that looks at open brackets.
 const ByBrackets = "flexgpu"
 
-// Counts reports whether the named rule uses access counts.
+// Counts reports whether the named rule uses access counts. Then it is a Counter.
 func Counts(name string) bool { return name == byCounts || name == ByBrackets }
 
 // byCounts names the rule that uses only access counts.
@@ -130,6 +138,9 @@ func New(name string, o Options) (Rule, error) {
 	if o.ReadOnlyFirst {
 		order := r.order
 		r.order = func(x, y *facts) int { return cmp.Or(first(y.written, x.written), order(x, y)) }
+	}
+	if Counts(name) {
+		return counter{r}, nil
 	}
 	return r, nil
 }
