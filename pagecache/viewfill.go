@@ -27,14 +27,20 @@ const (
 func (v *View) name() string { return v.parts[0].f.Name() }
 
 // acquire brings bytes of the view up to date and returns the number of file pages that were copied. The caller's
-// mapping pins the memory. acquire calls begun once other views know that it is about to read the first file.
+// mapping pins the memory. acquire calls begun once other views know that it is about to read the first file, and also
+// before it waits for another acquire of this view: that one must not wait for it.
 func (v *View) acquire(ctx context.Context, b page.Bytes, launder bool, begun func()) (pages int64, err error) {
 	select {
 	case v.filling <- struct{}{}:
-		defer func() { <-v.filling }()
-	case <-ctx.Done():
-		return 0, ctx.Err()
+	default:
+		begun()
+		select {
+		case v.filling <- struct{}{}:
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		}
 	}
+	defer func() { <-v.filling }()
 	sources := v.sources(b)
 	for i, p := range v.parts {
 		p.f.expectViews(1)

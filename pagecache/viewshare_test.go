@@ -346,6 +346,32 @@ func TestNobodyWaitsForViewsThatDoNotCome(t *testing.T) {
 	s.check()
 }
 
+// TestNobodyWaitsForTheSameView: two programs map one view at once. The one that fills it does not wait for the other one,
+// which waits for it.
+func TestNobodyWaitsForTheSameView(t *testing.T) {
+	s := newShards(t, 1<<20)
+	req := ViewRequest{Segments: []view.Segment{shardOf(0, 1<<20)}, Alignment: 256}
+	var mappings [2]*ViewMapping
+	for i := range mappings {
+		m, err := s.m.cache.OpenView(t.Context(), []Source{s.src}, req)
+		require.NoError(t, err)
+		mappings[i] = m
+	}
+	ctx, stop := context.WithTimeout(t.Context(), 10*time.Second)
+	defer stop()
+	for i, m := range mappings {
+		s.group.Go(func() { s.errs[i] = m.Fill(ctx, false) })
+	}
+	s.group.Wait()
+	require.NoError(t, errors.Join(s.errs[:]...))
+	s.expected(0)
+	for _, m := range mappings {
+		v := &viewer{m, s.m, []*source{s.src}}
+		v.check()
+		v.unmap()
+	}
+}
+
 // TestRandomShards: views of random segments on several devices are acquired at once, while writes and failures go on.
 // Each successful acquire has brought the bytes written before it.
 func TestRandomShards(t *testing.T) {
