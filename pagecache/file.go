@@ -105,10 +105,12 @@ type File struct {
 	// views are the parts of views with bytes of the file. viewed is their number, for readers without viewsMu.
 	viewsMu sync.Mutex
 	views   []*viewPart // protected by viewsMu
-	// expected is how many views are about to read home. gathered is closed when it drops to zero; nil if nobody waits.
-	expected int           // protected by viewsMu
-	gathered chan struct{} // protected by viewsMu
-	viewed   atomic.Int32
+	// expected is how many views are about to read home, late how many of them are not waited for any more. gathered is
+	// closed when all others have come; nil if nobody waits. vain is how long views have waited for these in vain.
+	expected, late int           // protected by viewsMu
+	gathered       chan struct{} // protected by viewsMu
+	vain           time.Duration // protected by viewsMu
+	viewed         atomic.Int32
 	// viewTurn counts how often pages were read for a view. Protected by mu.
 	viewTurn uint64
 

@@ -66,16 +66,28 @@ func gatherTime(size int64) time.Duration {
 func (f *File) expectViews(n int) {
 	f.viewsMu.Lock()
 	defer f.viewsMu.Unlock()
-	if f.expected += n; f.expected == 0 && f.gathered != nil {
+	f.expected += n
+	f.late = min(f.late, f.expected)
+	f.endGatheringLocked()
+}
+
+// endGatheringLocked ends the waits of gatherViews if nobody has to be waited for. File.viewsMu is held.
+func (f *File) endGatheringLocked() {
+	if f.expected > f.late {
+		return
+	}
+	f.vain = 0
+	if f.gathered != nil {
 		close(f.gathered)
 		f.gathered = nil
 	}
 }
 
-// gatherViews waits until no view is about to read home, at most for limit.
+// gatherViews waits until no view is about to read home, at most for limit. A view may be held up for long, by a full
+// device for example. So views that did not come in mostVain are not waited for any more.
 func (f *File) gatherViews(ctx context.Context, limit time.Duration) {
 	f.viewsMu.Lock()
-	if f.expected == 0 || limit < leastGather {
+	if f.expected == f.late || limit < leastGather {
 		f.viewsMu.Unlock()
 		return
 	}
@@ -89,12 +101,30 @@ func (f *File) gatherViews(ctx context.Context, limit time.Duration) {
 	select {
 	case <-gathered:
 	case <-timer.C:
+		f.waitedInVain(gathered, limit)
 	case <-ctx.Done():
 	}
 }
 
-// leastGather is the shortest time that a view waits for others: less is not worth a timer.
-const leastGather = 50 * time.Microsecond
+// waitedInVain notes that a call of gatherViews waited for limit.
+func (f *File) waitedInVain(gathered chan struct{}, limit time.Duration) {
+	f.viewsMu.Lock()
+	defer f.viewsMu.Unlock()
+	if f.gathered != gathered { // nobody has to be waited for after all
+		return
+	}
+	if f.vain += limit; f.vain >= mostVain {
+		f.late = f.expected
+		f.endGatheringLocked()
+	}
+}
+
+const (
+	// leastGather is the shortest time that a view waits for others: less is not worth a timer.
+	leastGather = 50 * time.Microsecond
+	// mostVain is how long views wait for others that do not come, all waits together.
+	mostVain = 200 * time.Millisecond
+)
 
 // Claim implements mover.Sharer.
 func (t *viewFill) Claim(pieces [][]page.Range) []mover.Claim {

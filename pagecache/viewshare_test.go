@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -370,6 +371,42 @@ func TestNobodyWaitsForTheSameView(t *testing.T) {
 		v.check()
 		v.unmap()
 	}
+}
+
+// TestNobodyWaitsTwiceForAViewThatDoesNotCome: what holds a view up for long delays others only a few times, until it
+// comes or goes. Views that are made afterwards are waited for.
+func TestNobodyWaitsTwiceForAViewThatDoesNotCome(t *testing.T) {
+	const limit = mostVain / 4
+	f := new(File)
+	synctest.Test(t, func(t *testing.T) {
+		waits := func(times int) (now time.Time) {
+			for range times {
+				began := time.Now()
+				f.gatherViews(t.Context(), limit)
+				require.Equal(t, limit, time.Since(began))
+			}
+			return time.Now()
+		}
+		f.expectViews(1) // it never comes
+		waits(3)
+		f.expectViews(1) // another view comes meanwhile
+		f.expectViews(-1)
+		now := waits(1)
+		f.gatherViews(t.Context(), limit)
+		require.Equal(t, now, time.Now(), "the patience is used up")
+
+		f.expectViews(1) // it takes half of the limit
+		time.AfterFunc(limit/2, func() { f.expectViews(-1) })
+		f.gatherViews(t.Context(), limit)
+		require.Equal(t, limit/2, time.Since(now), "and the first view is not waited for")
+
+		f.expectViews(-1) // it has come, and is expected again
+		f.expectViews(1)
+		waits(4)
+		now = time.Now()
+		f.gatherViews(t.Context(), limit)
+		require.Equal(t, now, time.Now())
+	})
 }
 
 // TestRandomShards: views of random segments on several devices are acquired at once, while writes and failures go on.
