@@ -51,7 +51,7 @@ type device struct {
 // Open returns a GPU as a device. It fails with ErrUnavailable if there is no such GPU or if the GPU lacks something
 // that gaiafs needs, and with ErrNoMemory if the GPU or the host is full. The device takes some hundred megabytes of
 // the GPU for its context, which it shares with other uses of the GPU by this process, about 10 MiB for its kernels,
-// and 94 MiB of page-locked host memory. Open blocks for up to a second, longer if the driver compiles the kernels for
+// and 106 MiB of page-locked host memory. Open blocks for up to a second, longer if the driver compiles the kernels for
 // the first time.
 func Open(o Options) (gpubackend.Device, error) {
 	drv, err := loadedDriver()

@@ -137,6 +137,9 @@ func TestNamesOfDisciplines(t *testing.T) {
 	require.Contains(t, Names(), Default)
 	for _, name := range Names() {
 		require.NotEmpty(t, About(name))
+		if most := discipline(t, name).Piece(); most > 0 && name != "preemptive-exclusive" {
+			require.Contains(t, About(name), fmt.Sprintf("pieces of %d MiB", most>>20))
+		}
 	}
 	require.Empty(t, About("random"))
 	_, err := New("random", nil)

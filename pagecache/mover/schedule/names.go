@@ -11,11 +11,11 @@ var disciplines = choices.Table[func(weight func(tenant uint32) float64) Discipl
 		Of: func(func(uint32) float64) Discipline { return new(FCFS) }},
 	{Name: "priority", About: "the most urgent class first; transfers are made whole",
 		Of: func(func(uint32) float64) Discipline { return new(Priority) }},
-	{Name: "preemptive", About: "the most urgent class first; transfers come in pieces of 2 MiB, and less urgent ones fill gaps",
+	{Name: "preemptive", About: "the most urgent class first; transfers come in pieces of 4 MiB, and less urgent ones fill gaps",
 		Of: func(func(uint32) float64) Discipline { return &Priority{Preemptive: true} }},
 	{Name: "preemptive-exclusive", About: "the same, but nothing less urgent begins while a more urgent transfer is under way",
 		Of: func(func(uint32) float64) Discipline { return &Priority{Preemptive: true, Exclusive: true} }},
-	{Name: "shares", About: "tenants share the link by weight, in pieces of 2 MiB; unclaimed parts are lent",
+	{Name: "shares", About: "tenants share the link by weight, in pieces of 4 MiB; unclaimed parts are lent",
 		Of: func(weight func(uint32) float64) Discipline { return &Shares{Weight: weight} }},
 }
 
