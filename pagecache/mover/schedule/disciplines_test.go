@@ -23,9 +23,57 @@ func sizeOf(call []Request) (n int64) {
 	return n
 }
 
+// fits is the slow twin of window.fits: it goes through the calls in progress.
+func fits(under [][]Request, r Request) bool {
+	calls, bytes := 0, int64(0) // as urgent or more
+	for _, c := range under {
+		if c[0].Class <= r.Class {
+			calls, bytes = calls+1, bytes+sizeOf(c)
+		}
+	}
+	return calls < MostCalls && (bytes == 0 || bytes+r.Size <= InFlight)
+}
+
+// moreUrgent reports whether a call of a more urgent class is in progress.
+func moreUrgent(under [][]Request, c Class) bool {
+	return slices.ContainsFunc(under, func(call []Request) bool { return call[0].Class < c })
+}
+
+// mayWait reports whether the next request of a discipline may have to wait for calls in progress.
+func mayWait(d Discipline, under [][]Request) bool {
+	var next []waiting // of which the discipline chooses
+	switch d := d.(type) {
+	case *Priority:
+		next = d.waits[:1]
+		if x := d.waits[d.waits.oldest()]; d.starves(x) {
+			next = []waiting{x}
+		} else if d.Exclusive && moreUrgent(under, next[0].Class) {
+			return true
+		}
+	case *Shares:
+		for _, t := range d.tenants {
+			if len(t.waits) > 0 {
+				next = append(next, t.waits[0], t.waits[t.waits.oldest()])
+			}
+		}
+	}
+	return slices.ContainsFunc(next, func(x waiting) bool { return !fits(under, x.Request) })
+}
+
+// inProgress returns what a discipline counts.
+func inProgress(d Discipline) any {
+	switch d := d.(type) {
+	case *Priority:
+		return d.classes
+	case *Shares:
+		return d.classes
+	}
+	return d.(*FCFS).calls
+}
+
 // TestEachRequestIsServed runs random programs on all disciplines: each request begins once, and the device is never
-// idle while something waits. In all but FCFS, the bytes in flight of a class and of more urgent ones are bounded, no
-// request starves, and requests that nobody waits for go last.
+// idle while something waits. In all but FCFS, a request begins if and only if the bytes and calls in flight of its
+// class and of more urgent ones leave room, no request starves, and requests that nobody waits for go last.
 func TestEachRequestIsServed(t *testing.T) {
 	for _, name := range Names() {
 		for k := range uint64(40) {
@@ -57,21 +105,19 @@ func TestEachRequestIsServed(t *testing.T) {
 							passed := begun - since[r.ID]
 							require.LessOrEqual(t, passed, int64(mostPassed+64*CallBytes), again)
 							require.True(t, r.Class <= Acquire || !urgent || passed > mostPassed, again)
+							require.True(t, name != "preemptive-exclusive" || !moreUrgent(under, r.Class) ||
+								passed > mostPassed, again)
 						}
 					}
 					if name != "fcfs" {
-						calls, bytes := 0, int64(0) // in progress, as urgent or more
-						for _, c := range under {
-							if c[0].Class <= call[0].Class {
-								calls, bytes = calls+1, bytes+sizeOf(c)
-							}
-						}
-						require.True(t, bytes == 0 || bytes+call[0].Size <= InFlight, again)
-						require.Less(t, calls, MostCalls, again)
+						require.True(t, fits(under, call[0]), again)
 					}
 					begun, under = begun+sizeOf(call), append(under, call)
 				}
 				require.True(t, len(under) > 0 || len(waits) == 0, again)
+				if name != "fcfs" && len(waits) > 0 {
+					require.True(t, mayWait(d, under), again)
+				}
 			}
 			end := func(i int) {
 				call := under[i]
@@ -126,10 +172,28 @@ func TestEachRequestIsServed(t *testing.T) {
 				settle()
 			}
 			require.Empty(t, waits, again)
+			require.Zero(t, inProgress(d), again)
 			if s, ok := d.(*Shares); ok {
 				require.Empty(t, s.tenants, again)
 			}
 		}
+	}
+}
+
+// TestCallOfSeveralClasses: FCFS makes calls of several classes. A discipline that replaces it counts such a call until
+// it ends, and no longer.
+func TestCallOfSeveralClasses(t *testing.T) {
+	for _, name := range Names() {
+		f := new(FCFS)
+		f.Arrive(Request{ID: 1, Class: WriteBack, Size: 1 << 20})
+		f.Arrive(Request{ID: 2, Class: Prefetch, Size: 1 << 20})
+		call := f.Next()
+		require.Len(t, call, 2)
+		d := discipline(t, name)
+		d.Resume(call)
+		require.NotZero(t, inProgress(d), name)
+		d.End(call)
+		require.Zero(t, inProgress(d), name)
 	}
 }
 
