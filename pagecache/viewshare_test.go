@@ -333,7 +333,8 @@ func TestShardsBesideChanges(t *testing.T) {
 // TestNobodyWaitsForViewsThatDoNotCome: a view reads alone after a while.
 func TestNobodyWaitsForViewsThatDoNotCome(t *testing.T) {
 	require.Zero(t, gatherTime(0))
-	require.Less(t, gatherTime(1<<40), time.Second)
+	require.Equal(t, 5*time.Millisecond, gatherTime(1e9), "a quarter of the time at 50 GB/s")
+	require.Equal(t, 50*time.Millisecond, gatherTime(1<<40))
 	s := newShards(t, 1<<20)
 	s.m.cache.gather = func(int64) time.Duration { return time.Millisecond }
 	gate := s.m.devices[1].Hold(faulty.Alloc)
@@ -406,6 +407,34 @@ func TestNobodyWaitsTwiceForAViewThatDoesNotCome(t *testing.T) {
 		now = time.Now()
 		f.gatherViews(t.Context(), limit)
 		require.Equal(t, now, time.Now())
+	})
+}
+
+// TestEndsOfGathering: a view waits until all others have come, until its program gives up, or until others have waited
+// long enough.
+func TestEndsOfGathering(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := new(File)
+		waits := func(ctx context.Context, limit time.Duration) time.Duration {
+			began := time.Now()
+			f.gatherViews(ctx, limit)
+			return time.Since(began)
+		}
+		require.Zero(t, waits(t.Context(), time.Minute), "nobody is expected")
+		f.expectViews(2)
+		require.Zero(t, waits(t.Context(), leastGather-1))
+		ctx, stop := context.WithTimeout(t.Context(), time.Second)
+		defer stop()
+		require.Equal(t, time.Second, waits(ctx, time.Minute))
+
+		time.AfterFunc(time.Second, func() { f.expectViews(-1) })
+		time.AfterFunc(2*time.Second, func() { f.expectViews(-1) })
+		require.Equal(t, 2*time.Second, waits(t.Context(), time.Minute))
+
+		f.expectViews(1)
+		f.waitedInVain(make(chan struct{}), mostVain) // for views that have come meanwhile
+		time.AfterFunc(time.Second, func() { f.gatherViews(t.Context(), mostVain) })
+		require.Equal(t, time.Second+mostVain, waits(t.Context(), time.Minute))
 	})
 }
 
