@@ -54,8 +54,8 @@ func (t *viewFill) fromHome(ctx context.Context, pages []page.Range, ready func(
 }
 
 // gatherTime is how long a view that reads so many bytes waits for others that are about to read the same file: about a
-// quarter of the read's time on a fast bus. The others have to read again what this view reads without them. That takes
-// as long, but they may be waiting for memory.
+// quarter of the read's time on a fast bus. They have to read again what this view reads before they come. It does not
+// wait longer, because they may be waiting for memory.
 func gatherTime(size int64) time.Duration {
 	const most, perSecond = 50 * time.Millisecond, 2e11
 	return min(time.Duration(float64(size)/perSecond*float64(time.Second)), most)

@@ -348,8 +348,8 @@ func TestNobodyWaitsForViewsThatDoNotCome(t *testing.T) {
 	s.check()
 }
 
-// TestNobodyWaitsForTheSameView: two programs map one view at once. The one that fills it does not wait for the other one,
-// which waits for it.
+// TestNobodyWaitsForTheSameView: two programs map one view at once. The one that fills it does not wait for the other
+// one, which waits for it.
 func TestNobodyWaitsForTheSameView(t *testing.T) {
 	s := newShards(t, 1<<20)
 	req := ViewRequest{Segments: []view.Segment{shardOf(0, 1<<20)}, Alignment: 256}

@@ -147,7 +147,7 @@ func (s bitmap) appendBridged(list []page.Range, other bitmap, gap int64, first 
 	return list
 }
 
-// closeTo copies the bitmap to to and fills gaps of at most gap pages there. after says that the page before the bitmap
+// closeTo stores the bitmap into to, with gaps of at most gap pages filled. after says that the page before the bitmap
 // is in the set, too, so a gap may begin at the bitmap's start. gap is at most 64.
 func (s bitmap) closeTo(to bitmap, gap int64, after bool) {
 	var before uint64 // the word before

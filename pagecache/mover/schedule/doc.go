@@ -23,11 +23,12 @@
 // FCFS serves requests that somebody waits for, in order of arrival, before those that nobody waits for. A caller that
 // makes the call itself begins at once. Transfers are not cut. This costs nothing while the device is not crowded.
 //
-// The others bound the bytes and calls in flight, so that later requests may overtake earlier ones. They follow
-// Tanasić, chapter 5, whose tokens are multiprocessors; here they are bytes in flight. Priority serves the most urgent
-// class. If it is preemptive, transfers come in pieces, so an urgent one waits only for the pieces in flight, not for
-// whole transfers. Shares gives each tenant a part of the bytes in flight by weight. A tenant may go into debt and take
-// more if no other tenant with tokens for its request waits.
+// The others bound the bytes and calls in flight, so that later requests may overtake earlier ones. Only calls of the
+// same class and of more urgent ones count: a request never waits until less urgent calls have ended. These disciplines
+// follow Tanasić, chapter 5, whose tokens are multiprocessors; here they are bytes in flight. Priority serves the most
+// urgent class. If it is preemptive, transfers come in pieces, so on the device an urgent one is behind the pieces in
+// flight, not behind whole transfers. Shares gives each tenant a part of the bytes in flight by weight. A tenant may go
+// into debt and take more if no other tenant with tokens for its request waits.
 //
 // Except for FCFS, no discipline lets a request starve: a request that was overtaken by mostPassed bytes is next. FCFS
 // serves requests that nobody waits for only when there are no others.

@@ -6,8 +6,8 @@ const (
 	// MostCalls is the most calls that are in progress at once. FCFS does not count those of Own requests. A small call
 	// takes as long to start and to end as to carry out.
 	MostCalls = 4
-	// CallBytes is about the size of a call for several requests. Those that arrive while calls are in progress go
-	// together.
+	// CallBytes is the most bytes of a call for several requests. Requests that arrive while MostCalls are in progress
+	// share a call.
 	CallBytes = 2 << 20
 )
 

@@ -17,7 +17,9 @@ const (
 	mostPassed = 256 << 20
 )
 
-// window counts what is in flight, and how far requests were overtaken.
+// window counts what is in flight, and how far requests were overtaken. A class and the more urgent ones together have
+// at most InFlight and MostCalls when a request of that class begins. So all classes together never have more than six
+// times as much.
 type window struct {
 	classes [len(classNames)]inFlight // by the class of a call's first request
 	begun   int64                     // bytes that have begun so far
@@ -36,8 +38,8 @@ type waiting struct {
 }
 
 // fits reports whether a request may begin. Less urgent calls in progress do not count: the device carries out calls in
-// order of arrival, so a request that waited for their end would come no sooner, and leave the device idle. The number
-// of calls is bounded, too, because an urgent one would have to wait there for many small ones.
+// the order in which they begin, so waiting for their end would gain nothing, and the device could become idle. The
+// number of calls is bounded, too, because a more urgent request waits for those that began before it, however small.
 func (w *window) fits(r Request) bool {
 	var all inFlight
 	for _, c := range w.classes[:r.Class+1] {
