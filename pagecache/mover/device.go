@@ -121,7 +121,7 @@ func (d *Device) inTurn(ctx context.Context, class Class, way Way, sizes []int64
 		defer t.stop()
 	}
 	var others sync.WaitGroup
-	for range min(schedule.InFlight/schedule.PieceBytes, len(sizes)) - 1 {
+	for range min(schedule.InFlight/schedule.MostPiece, len(sizes)) - 1 {
 		others.Go(t.work)
 	}
 	t.work()

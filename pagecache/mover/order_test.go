@@ -111,9 +111,9 @@ func TestPiecesAfterFailure(t *testing.T) {
 		done, other := make(chan error), make(chan error)
 		go func() { done <- b.Out(t.Context(), Acquire, []gpubackend.Copy{{Mem: b.mem, Host: host}}) }()
 		<-out.Arrived()
-		waits(schedule.InFlight/schedule.PieceBytes - 1)
+		waits(schedule.InFlight/schedule.MostPiece - 1)
 		go func() { other <- b.In(t.Context(), Acquire, []gpubackend.Copy{{Mem: b.mem, Host: host[:1]}}) }()
-		waits(schedule.InFlight / schedule.PieceBytes)
+		waits(schedule.InFlight / schedule.MostPiece)
 		out.Open()
 		if failing > 1 { // otherwise the other transfer has its turn now, and the failed one does not wait for it
 			in.Open()
@@ -148,8 +148,8 @@ func TestPiecesBeginTogether(t *testing.T) {
 
 // inFlight is how many pieces are in flight at once, perPiece how many extents are a piece.
 const (
-	inFlight = schedule.InFlight / schedule.PieceBytes
-	perPiece = schedule.PieceBytes / emulated.Granularity
+	inFlight = schedule.InFlight / schedule.MostPiece
+	perPiece = schedule.MostPiece / emulated.Granularity
 )
 
 // TestTransfersOneAfterAnother: a transfer waits until the pieces of an earlier one of its class have begun, up to
@@ -178,7 +178,7 @@ func TestTransfersOneAfterAnother(t *testing.T) {
 	gate.Open()
 	all.Wait()
 	// The other pieces in flight may have begun without having reached the device.
-	require.GreaterOrEqual(t, outs, mostInTurn/schedule.PieceBytes-(inFlight-1))
+	require.GreaterOrEqual(t, outs, mostInTurn/schedule.MostPiece-(inFlight-1))
 }
 
 // noted is a discipline that notes after which pieces requests queue.
@@ -197,7 +197,7 @@ func TestPlaceOfATransfer(t *testing.T) {
 	order := &noted{Priority: schedule.Priority{Preemptive: true}}
 	b := newBench(t, order)
 	order.after = nil
-	const together = mostInTurn / schedule.PieceBytes
+	const together = mostInTurn / schedule.MostPiece
 	list := make([]gpubackend.Copy, (2*together+1)*perPiece)
 	for i := range list {
 		list[i] = gpubackend.Copy{Mem: b.mem, Host: make([]byte, emulated.Granularity)}

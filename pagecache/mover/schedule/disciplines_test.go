@@ -225,7 +225,7 @@ func TestATransferKeepsItsPlace(t *testing.T) {
 			require.Empty(t, d.Next(), name)
 		}
 		arrives := func(id, after ID, c Class) {
-			d.Arrive(Request{ID: id, After: after, Class: c, Size: PieceBytes, Own: true})
+			d.Arrive(Request{ID: id, After: after, Class: c, Size: MostPiece, Own: true})
 		}
 		arrives(1, 0, Acquire)
 		begins(1)

@@ -49,7 +49,7 @@ func (p *Priority) Resume(call []Request) { p.begin(call) }
 // Piece implements Discipline.
 func (p *Priority) Piece() int64 {
 	if p.Preemptive {
-		return PieceBytes
+		return MostPiece
 	}
 	return 0
 }

@@ -175,4 +175,4 @@ func (s *Shares) End(call []Request) {
 func (s *Shares) Resume(call []Request) { s.resume(s.of(call[0].Tenant), call) }
 
 // Piece implements Discipline.
-func (s *Shares) Piece() int64 { return PieceBytes }
+func (s *Shares) Piece() int64 { return MostPiece }

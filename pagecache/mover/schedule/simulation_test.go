@@ -85,7 +85,7 @@ func simulate(d Discipline, clients []*simClient, runs int) float64 {
 		if who >= 0 {
 			c := clients[who]
 			c.left, c.began = c.jobs[c.at].bytes, now
-			for range InFlight / PieceBytes {
+			for range InFlight / MostPiece {
 				piece(who)
 			}
 			continue
@@ -314,7 +314,7 @@ func TestSharesBesideSmallRequests(t *testing.T) {
 		var fifo [][]Request
 		for range 4000 {
 			for tenant := range uint32(others + 1) {
-				size, most := int64(PieceBytes), 3
+				size, most := int64(MostPiece), 3
 				if tenant == 0 {
 					size, most = 64<<10, 8
 				}

@@ -6,13 +6,13 @@ import (
 )
 
 const (
-	// PieceBytes is the largest piece of disciplines that cut transfers. A GPU pauses for 2 to 5 µs after each copy: in
+	// MostPiece is the largest piece of disciplines that cut transfers. A GPU pauses for 2 to 5 µs after each copy: in
 	// pieces of 2 MiB a link of 55 GB/s moves 47 to 50, in pieces of 4 MiB 51 to 52.
-	PieceBytes = 4 << 20
+	MostPiece = 4 << 20
 	// InFlight is the most bytes in flight of disciplines that bound them, except for a single larger request. With
 	// less, the link is often idle until the next call begins. With four pieces it moves a hundredth more than with
 	// three, and urgent requests take a tenth longer.
-	InFlight = 3 * PieceBytes
+	InFlight = 3 * MostPiece
 	// mostPassed is how many bytes may overtake a request: 5 ms of a link of 51 GB/s.
 	mostPassed = 256 << 20
 )
