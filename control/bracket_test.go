@@ -298,6 +298,25 @@ func TestDoneRightBehind(t *testing.T) {
 	require.Zero(t, b.result(2).errno())
 }
 
+// TestUsesRightBehind: a DONE says how often its client used a bracket, and comes while the bracket is being granted.
+// The race detector notices if its uses are counted while its memory is given back.
+func TestUsesRightBehind(t *testing.T) {
+	const within = 200 * time.Microsecond // more than the daemon needs to grant memory that is there
+	s := startMoving(t)
+	a := s.peerThat(moves | keeps | counts)
+	require.True(t, a.keeps(2, 1, 0))
+	for i := range uint64(5000) {
+		a.send(frame(useRanges, 10, 100+i, uint32(2), uint32(0), uint32(1), uint32(24), a.mapping, int64(0),
+			int64(block)))
+		for end := time.Now().Add(rand.N(within)); time.Now().Before(end); {
+			continue
+		}
+		a.send(frame(doneWith, 11, 100+i, uint32(1), uint32(0)))
+		a.read()
+		a.read()
+	}
+}
+
 // TestUseBehindDone: the next USE can use what a DONE has freed, without waiting for the DONE's answer.
 func TestUseBehindDone(t *testing.T) {
 	var o control.Options

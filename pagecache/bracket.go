@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -45,6 +46,7 @@ type Bracket struct {
 	// kept has the kept brackets of the device, keeper keeps this one. Both nil: it is not kept. Immutable.
 	kept   *kept
 	keeper Keeper
+	used   atomic.Uint32 // what Used was told
 }
 
 // Kept reports whether the client may keep the bracket, and use its ranges again without asking. It may do so until its
@@ -299,22 +301,16 @@ func (m *Mapping) evictUnshared(ctx context.Context, rg page.Range) {
 	}
 }
 
-// Used says that the client used a kept bracket n more times without asking. It comes before Done, and at most once.
-// The eviction rule and the threshold count these uses. If the client may not keep the bracket, there are none.
-func (b *Bracket) Used(n uint32) {
-	if b.keeper == nil || n == 0 {
-		return
-	}
-	for _, p := range b.parts {
-		p.pin.Claimed(p.pages, n)
-	}
-}
+// Used says that the client used a kept bracket n more times without asking. The eviction rule and the threshold count
+// these uses when the bracket ends. They are ignored if the bracket has ended, or if the client may not keep it.
+func (b *Bracket) Used(n uint32) { b.used.Store(n) }
 
 // Done ends the bracket; repeated calls do nothing. Its memory may move from now on. Done does not wait for clients.
 func (b *Bracket) Done() {
 	b.done.Do(func() {
 		if b.keeper != nil {
 			b.kept.drop(b.keeper)
+			b.claim(b.used.Load())
 		}
 		for _, p := range b.parts {
 			if !p.whole.hears() { // the remaining lease could not be taken back
@@ -336,4 +332,14 @@ func (b *Bracket) Done() {
 			p.f.mu.Unlock()
 		}
 	})
+}
+
+// claim counts n uses that the client says there were.
+func (b *Bracket) claim(n uint32) {
+	if n == 0 {
+		return
+	}
+	for _, p := range b.parts {
+		p.pin.Claimed(p.pages, n)
+	}
 }
