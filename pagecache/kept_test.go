@@ -198,6 +198,35 @@ func TestColdIdleExtentsLeaveFirst(t *testing.T) {
 	require.Contains(t, a.has, int64(1*brick))
 }
 
+// TestColdExtentsThatMustStay: under a rule that counts uses, clients are not asked for kept brackets whose extents could
+// not leave anyway: those of a pinned file, and changed ones while the device gives up unchanged ones first.
+func TestColdExtentsThatMustStay(t *testing.T) {
+	m := newMovingMachine(t, 1, 3, 0)
+	require.NoError(t, m.cache.devices[0].room.SetEviction("lfu"))
+	src := m.noisyFile(brick)
+	pinned, a := m.travel(src, 0, true), m.travel(m.noisyFile(3*brick), 0, true)
+	m.pin(src, Pinning{All: true})
+	by := &keeper{}
+	defer by.end()
+	require.True(t, pinned.keep(by, 0, 1).Kept())
+	for i := range 3 {
+		a.use(i, i+1).Done()
+		a.use(i, i+1).Done()
+	}
+	require.Zero(t, by.asked, "the pinned extent is the coldest, and stays")
+	changed := m.travel(m.noisyFile(brick), 0, true)
+	x := changed.keep(by, 0, 1)
+	require.True(t, x.Kept())
+	changed.host[0]++
+	require.EqualValues(t, 1, changed.releases())
+	for range 3 {
+		a.use(2, 3).Done() // hotter
+	}
+	by.asked = 0
+	require.NoError(t, m.cache.SetBudget(t.Context(), 2*brick, ""))
+	require.Zero(t, by.asked, "an unchanged extent was idle")
+}
+
 // TestWhoKeepsUnderWhichRule: under a rule that counts uses, only clients that count them keep brackets. Under one that
 // looks at open brackets, nobody does.
 func TestWhoKeepsUnderWhichRule(t *testing.T) {

@@ -497,16 +497,23 @@ var pagecachePlants = []plant{
 	{
 		name: "under a rule that counts uses, clients are asked for kept brackets while colder extents are idle",
 		file: "pagecache/residency/room.go",
-		old:  "\n\t\t\trule.Colder(x.id, best.id) {",
-		new:  "\n\t\t\t(rule.Colder(x.id, best.id) || x != best) {",
+		old:  "x.owner == best.owner && rule.Colder(x.id, best.id) &&",
+		new:  "x.owner == best.owner && (rule.Colder(x.id, best.id) || x != best) &&",
 		nets: []net{{pkg: "pagecache", run: "TestColdIdleExtentsLeaveFirst"}},
 	},
 	{
 		name: "under a rule that counts uses, extents of kept brackets are never the coldest",
 		file: "pagecache/residency/room.go",
-		old:  "\n\t\t\trule.Colder(x.id, best.id) {",
-		new:  "\n\t\t\trule.Colder(x.id, x.id) {",
+		old:  "rule.Colder(x.id, best.id) &&",
+		new:  "rule.Colder(x.id, x.id) &&",
 		nets: []net{{pkg: "pagecache", run: "TestColdIdleExtentsLeaveFirst"}},
+	},
+	{
+		name: "under a rule that counts uses, clients are asked for kept brackets whose extents must stay",
+		file: "pagecache/residency/room.go",
+		old:  "x.key.Preference().Priority == priority && may(x) {",
+		new:  "x.key.Preference().Priority == priority {",
+		nets: []net{{pkg: "pagecache", run: "TestColdExtentsThatMustStay"}},
 	},
 	{
 		name: "clients that count no uses keep brackets under a rule that counts them",

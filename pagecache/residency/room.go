@@ -188,10 +188,10 @@ func victims(devices []*Device, from Tier, asks tenants.ID, but sparing, asked m
 	any bool) (batch []*Extent) {
 	for {
 		var x *Extent
-		rank, surely := math.MaxInt, any
+		rank, surely := math.MaxInt, false
 		for _, of := range devices {
-			if next, at, is := of.victim(from, asks, but, asked); next != nil && at < rank {
-				x, rank, surely = next, at, is || any
+			if next, at, is := of.victim(from, asks, but, asked, any); next != nil && at < rank {
+				x, rank, surely = next, at, is
 			}
 		}
 		if x == nil || !surely {
@@ -229,9 +229,9 @@ func (d *Device) reason(from Tier, asks tenants.ID, why Why) Why {
 // victim returns the device's next victim in a tier, or nil if all candidates were asked. The ledger orders the
 // tenants. victim takes the first tenant that has a candidate, of its extents those of the lowest priority, and of
 // these the first by the rule. rank is the tenant's place in the order. surely means that no kept bracket need end for
-// this choice: idle extents go first, unless the rule counts uses.
-func (d *Device) victim(from Tier, asks tenants.ID, but sparing, asked map[*Extent]bool) (best *Extent, rank int,
-	surely bool) {
+// this choice, or that any is set: idle extents go first, unless the rule counts uses.
+func (d *Device) victim(from Tier, asks tenants.ID, but sparing, asked map[*Extent]bool, any bool) (best *Extent,
+	rank int, surely bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	order := d.ledger.Victims(asks)
@@ -240,10 +240,13 @@ func (d *Device) victim(from Tier, asks tenants.ID, but sparing, asked map[*Exte
 	}
 	rank, priority := len(order), math.MaxInt
 	stays := d.stays()
+	may := func(x *Extent) bool {
+		return !asked[x] && x.Placement().Tier == from && !(but.copied && x.copiedLocked()) &&
+			!(but.written && x.written) && !stays(x)
+	}
 	for id := range d.rule.Victims() {
 		x := d.extents[id]
-		if asked[x] || x.Placement().Tier != from || but.copied && x.copiedLocked() || but.written && x.written ||
-			stays(x) {
+		if !may(x) {
 			continue
 		}
 		i, of := slices.Index(order[:min(rank+1, len(order))], x.owner), x.key.Preference().Priority
@@ -254,20 +257,21 @@ func (d *Device) victim(from Tier, asks tenants.ID, but sparing, asked map[*Exte
 			break
 		}
 	}
-	return best, rank, best != nil && rank == 0 && priority <= d.lowest && d.coldestLocked(best, priority)
+	surely = any || best != nil && rank == 0 && priority <= d.lowest && d.coldestLocked(best, priority, may)
+	return best, rank, surely
 }
 
 // coldestLocked reports whether, under a rule that counts uses, best would also be the victim if the clients had ended
 // the brackets that they keep. Not all uses of their extents are known, but further ones only make these hotter. Under
-// other rules it is true. Device.mu is held.
-func (d *Device) coldestLocked(best *Extent, priority int) bool {
+// other rules it is true. may says which extents may leave once nobody maps them. Device.mu is held.
+func (d *Device) coldestLocked(best *Extent, priority int, may func(x *Extent) bool) bool {
 	rule, counts := d.rule.(policy.Counter)
 	if !counts {
 		return true
 	}
 	for _, x := range d.extents {
-		if x.recalls > 0 && x.recalls == x.mapped && x.owner == best.owner && x.key.Preference().Priority == priority &&
-			rule.Colder(x.id, best.id) {
+		if x.recalls > 0 && x.recalls == x.mapped && x.owner == best.owner && rule.Colder(x.id, best.id) &&
+			x.key.Preference().Priority == priority && may(x) {
 			return false
 		}
 	}
