@@ -496,17 +496,21 @@ var pagecachePlants = []plant{
 	},
 	{
 		name: "under a rule that counts uses, clients are asked for kept brackets while colder extents are idle",
-		file: "pagecache/residency/room.go",
-		old:  "x.owner == best.owner && rule.Colder(x.id, best.id) &&",
-		new:  "x.owner == best.owner && (rule.Colder(x.id, best.id) || x != best) &&",
-		nets: []net{{pkg: "pagecache", run: "TestColdIdleExtentsLeaveFirst"}},
+		file: "pagecache/residency/policy/rules.go",
+		old:  "x.kept && c.order(x, y) < 0 &&",
+		new:  "x.kept && c.order(x, y) != 0 &&",
+		nets: []net{
+			{pkg: "pagecache", run: "TestColdIdleExtentsLeaveFirst"}, {pkg: "pagecache/residency/policy", run: "TestTwins"},
+		},
 	},
 	{
 		name: "under a rule that counts uses, extents of kept brackets are never the coldest",
-		file: "pagecache/residency/room.go",
-		old:  "rule.Colder(x.id, best.id) &&",
-		new:  "rule.Colder(x.id, x.id) &&",
-		nets: []net{{pkg: "pagecache", run: "TestColdIdleExtentsLeaveFirst"}},
+		file: "pagecache/residency/policy/rules.go",
+		old:  "x.kept && c.order(x, y) < 0 &&",
+		new:  "x.kept && c.order(x, x) < 0 &&",
+		nets: []net{
+			{pkg: "pagecache", run: "TestColdIdleExtentsLeaveFirst"}, {pkg: "pagecache/residency/policy", run: "TestTwins"},
+		},
 	},
 	{
 		name: "under a rule that counts uses, clients are asked for kept brackets whose extents must stay",

@@ -136,6 +136,9 @@ func (d *Device) SetEviction(name string) error {
 		if x.mapped > 0 {
 			rule.Note(policy.Event{Kind: policy.Mapped, ID: id})
 		}
+		if x.recallable {
+			rule.Note(policy.Event{Kind: policy.Kept, ID: id})
+		}
 	}
 	d.rule, d.eviction = rule, name
 	return nil

@@ -56,19 +56,20 @@ type Extent struct {
 	// users counts the Key, every Pin, and every copy in progress. The last one frees the memory.
 	users atomic.Int32
 
-	id      policy.ID      // protected by Device.mu
-	owner   tenants.ID     // the first of mappers, or the last one there was; protected by Device.mu
-	mappers []tenants.ID   // one for each pin except Keep's, in order; protected by Device.mu
-	counted Tier           // the tier in whose account x is counted, TierNone: in none; protected by Device.mu
-	state   state          // protected by Device.mu
-	pins    map[uint32]int // number of pins by user; protected by Device.mu
-	kept    int            // number of pins that Keep made; protected by Device.mu
-	mapped  int            // number of all pins, kept ones included; protected by Device.mu
-	recalls int            // number of pins that Recall may end; protected by Device.mu
-	watches []*Pin         // protected by Device.mu
-	written bool           // a program changed x since it was placed; protected by Device.mu
-	moving  bool           // x is being copied to other memory; protected by Device.mu
-	had     []uint32       // users that may have been given x's memory; protected by Device.mu
+	id         policy.ID      // protected by Device.mu
+	owner      tenants.ID     // the first of mappers, or the last one there was; protected by Device.mu
+	mappers    []tenants.ID   // one for each pin except Keep's, in order; protected by Device.mu
+	counted    Tier           // the tier in whose account x is counted, TierNone: in none; protected by Device.mu
+	state      state          // protected by Device.mu
+	pins       map[uint32]int // number of pins by user; protected by Device.mu
+	kept       int            // number of pins that Keep made; protected by Device.mu
+	mapped     int            // number of all pins, kept ones included; protected by Device.mu
+	recalls    int            // number of pins that Recall may end; protected by Device.mu
+	recallable bool           // the rule knows that Recall may end all pins; protected by Device.mu
+	watches    []*Pin         // protected by Device.mu
+	written    bool           // a program changed x since it was placed; protected by Device.mu
+	moving     bool           // x is being copied to other memory; protected by Device.mu
+	had        []uint32       // users that may have been given x's memory; protected by Device.mu
 }
 
 // Pages returns the pages of the file that x caches.

@@ -60,6 +60,7 @@ func (g *Grant) Recallable() {
 		p.recalls = true
 		for _, x := range p.extents {
 			x.recalls++
+			x.keptLocked()
 		}
 	}
 }

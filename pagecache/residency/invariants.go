@@ -24,6 +24,7 @@ func (d *Device) checkLocked() {
 				x.Placement()))
 		}
 		if x.id != id || x.state != held || pins != x.mapped || x.recalls > pins ||
+			x.recallable != (pins > 0 && x.recalls == pins) ||
 			!x.moving && int(x.users.Load()) < x.mapped ||
 			x.Placement().Tier == TierNone {
 			panic(fmt.Sprintf("extent %d of pages %s: state %d, %d users, mapped %d times by %v, in %+v",

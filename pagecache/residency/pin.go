@@ -151,6 +151,7 @@ func (d *Device) pinLocked(x *Extent, p *Pin) {
 		d.mapped += x.size
 		d.rule.Note(policy.Event{Kind: policy.Mapped, ID: x.id})
 	}
+	x.keptLocked()
 	p.extents = append(p.extents, x)
 	d.checkLocked()
 }
@@ -170,14 +171,29 @@ func (d *Device) unpinLocked(x *Extent, p *Pin) {
 	}
 	if x.mapped--; x.mapped == 0 {
 		d.mapped -= x.size
+		x.recallable = false
 		if x.state == held {
 			d.rule.Note(policy.Event{Kind: policy.Unmapped, ID: x.id})
 		}
 		if !p.failed {
 			d.pinned.notify()
 		}
+	} else {
+		x.keptLocked()
 	}
 	d.checkLocked()
+}
+
+// keptLocked tells the rule if it has changed that Recall may end all pins of x. x is mapped. Device.mu is held.
+func (x *Extent) keptLocked() {
+	kind := policy.Mapped
+	if x.recalls == x.mapped {
+		kind = policy.Kept
+	}
+	if was := x.recallable; x.state == held && was != (kind == policy.Kept) {
+		x.recallable = !was
+		x.dev.rule.Note(policy.Event{Kind: kind, ID: x.id})
+	}
 }
 
 // unmappedLocked removes a tenant's mapping of x. Device.mu is held.

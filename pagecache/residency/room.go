@@ -269,9 +269,8 @@ func (d *Device) coldestLocked(best *Extent, priority int, may func(x *Extent) b
 	if !counts {
 		return true
 	}
-	for _, x := range d.extents {
-		if x.recalls > 0 && x.recalls == x.mapped && x.owner == best.owner && rule.Colder(x.id, best.id) &&
-			x.key.Preference().Priority == priority && may(x) {
+	for id := range rule.Colder(best.id) {
+		if x := d.extents[id]; x.owner == best.owner && x.key.Preference().Priority == priority && may(x) {
 			return false
 		}
 	}

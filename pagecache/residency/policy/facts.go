@@ -24,9 +24,10 @@ type facts struct {
 	id       ID
 	bytes    int64 // size of the extent
 	priority int
-	// here means that it has memory; then it is book.present[at]. mapped means that it may not leave.
-	here, mapped bool
-	at           int
+	// here means that it has memory; then it is book.present[at]. mapped means that it may not leave, kept that it may
+	// once clients were asked.
+	here, mapped, kept bool
+	at                 int
 	// placed is when it got memory, used when the last event about it came. Both count events.
 	placed, used uint64
 	// count counts accesses to its blocks, over all the times that it had memory.
@@ -64,9 +65,12 @@ func (b *book) note(e Event) {
 		x.at, b.present = len(b.present), append(b.present, x)
 		x.here, x.bytes, x.priority, x.placed, x.written = true, e.Bytes, e.Priority, b.events, false
 	case Mapped, Unmapped:
-		x.mapped = e.Kind == Mapped
+		x.mapped, x.kept = e.Kind == Mapped, false
+	case Kept:
+		x.kept = true
+		return
 	case Left:
-		x.here, x.mapped = false, false
+		x.here, x.mapped, x.kept = false, false, false
 		last := b.present[len(b.present)-1]
 		b.present[x.at], last.at = last, x.at
 		b.present = b.present[:len(b.present)-1]

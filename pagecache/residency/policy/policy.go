@@ -22,6 +22,9 @@ const (
 	Mapped
 	// Unmapped: the extent may leave again.
 	Unmapped
+	// Kept: the mapped extent may leave again as soon as clients are asked to end the brackets that they keep. Mapped and
+	// Unmapped end this.
+	Kept
 	// Left: the extent gave its memory back. It may come back.
 	Left
 	// Accessed: Bytes of the extent were accessed; with Write, some of them were changed. The extent need not have
@@ -35,7 +38,7 @@ const (
 )
 
 var kindWords = [...]string{
-	Placed: "placed", Mapped: "mapped", Unmapped: "unmapped", Left: "left", Accessed: "accessed",
+	Placed: "placed", Mapped: "mapped", Unmapped: "unmapped", Kept: "kept", Left: "left", Accessed: "accessed",
 	Forgotten: "forgotten",
 	Began:     "began", Ended: "ended",
 }
@@ -94,8 +97,9 @@ type Rule interface {
 // Counter is a Rule that counts accesses.
 type Counter interface {
 	Rule
-	// Colder reports whether x would go before y, as far as accesses are known, if both might leave.
-	Colder(x, y ID) bool
+	// Colder yields the kept extents that would go before the given one, as far as accesses are known. They come in no
+	// order. Note must not be called meanwhile.
+	Colder(than ID) iter.Seq[ID]
 }
 
 // Options of rules.

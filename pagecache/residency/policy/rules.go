@@ -21,9 +21,15 @@ func (r *rule) Victims() iter.Seq[ID] { return r.victims(r.order) }
 // counter is a Counter made of an order.
 type counter struct{ *rule }
 
-func (c counter) Colder(x, y ID) bool {
-	a, b := c.extents[x], c.extents[y]
-	return a != nil && b != nil && c.order(a, b) < 0
+func (c counter) Colder(than ID) iter.Seq[ID] {
+	return func(yield func(ID) bool) {
+		y := c.extents[than]
+		for _, x := range c.present {
+			if x.kept && c.order(x, y) < 0 && !yield(x.id) {
+				return
+			}
+		}
+	}
 }
 
 // ByBrackets names the rule that looks at open brackets.
