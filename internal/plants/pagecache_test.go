@@ -507,7 +507,7 @@ var pagecachePlants = []plant{
 		name: "under a rule that counts uses, extents of kept brackets are never the coldest",
 		file: "pagecache/residency/policy/rules.go",
 		old:  "x.kept && c.order(x, y) < 0 &&",
-		new:  "x.kept && c.order(x, x) < 0 &&",
+		new:  "x.kept && c.order(x, y) < -1 &&",
 		nets: []net{
 			{pkg: "pagecache", run: "TestColdIdleExtentsLeaveFirst"}, {pkg: "pagecache/residency/policy", run: "TestTwins"},
 		},
