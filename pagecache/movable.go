@@ -75,7 +75,8 @@ type lease struct {
 	// it may have another generation. turn counts the Moves. Protected by mu.
 	generation, turn uint64
 	unsure           bool
-	ended            bool // the client has unmapped it. Protected by mu
+	last             *moved // the last Move; nil if there is no answer to wait for. Protected by mu
+	ended            bool   // the client has unmapped it. Protected by mu
 }
 
 // movable is the part of a Mapping that only movable mappings use.
@@ -132,13 +133,18 @@ func (l *lease) has() bool {
 	return l.generation != 0 || l.unsure
 }
 
-// give sends the client the extent, which a bracket pins. wait is nil if the client has it already.
+// give sends the client the extent, which a bracket pins. wait is nil if the client has it already. If another bracket
+// has sent it, give sends nothing: the client would unmap the memory that the other bracket uses as soon as the first
+// answer comes.
 func (l *lease) give() (wait func(ctx context.Context) error, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	at := l.x.Placement()
 	if l.generation == at.Generation && !l.unsure {
 		return nil, nil
+	}
+	if l.generation == at.Generation && l.last != nil {
+		return l.waitLocked(), nil
 	}
 	d, err := at.Memory.Export(l.m.writable)
 	if err != nil {
@@ -149,38 +155,81 @@ func (l *lease) give() (wait func(ctx context.Context) error, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("duplicate a descriptor of an extent: %w", err)
 	}
-	answer, err := l.moveLocked(Move{Tier: at.Tier, Generation: at.Generation,
-		Descriptor: os.NewFile(uintptr(fd), "gaiafs extent")})
-	if err != nil {
+	if err := l.moveLocked(Move{Tier: at.Tier, Generation: at.Generation,
+		Descriptor: os.NewFile(uintptr(fd), "gaiafs extent")}); err != nil {
 		return nil, err
 	}
-	turn := l.turn
-	return func(ctx context.Context) error { return l.answered(turn, at.Generation, answer(ctx)) }, nil
+	return l.waitLocked(), nil
+}
+
+// moved is a Move that was sent. Several callers may wait for its answer at once.
+type moved struct {
+	wait func(ctx context.Context) error
+	turn chan struct{} // whoever has sent to it calls wait, and guards answered and err
+	// answered means that the client has answered, with err.
+	answered bool
+	err      error
+}
+
+// answer waits for the client's answer until ctx ends.
+func (m *moved) answer(ctx context.Context) error {
+	select {
+	case m.turn <- struct{}{}:
+		defer func() { <-m.turn }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if !m.answered {
+		m.err = m.wait(ctx)
+		m.answered = said(m.err)
+	}
+	return m.err
+}
+
+// said reports whether err, the result of a Move, is what the client answered.
+func said(err error) bool {
+	var errno syscall.Errno
+	return err == nil || errors.As(err, &errno)
+}
+
+// waitLocked returns a function that waits for the answer to the last Move, and notes it.
+func (l *lease) waitLocked() (wait func(ctx context.Context) error) {
+	last, turn, generation := l.last, l.turn, l.generation
+	return func(ctx context.Context) error {
+		err := last.answer(ctx)
+		if !said(err) && ctx.Err() == nil { // there will be none: the next bracket sends the extent again
+			l.mu.Lock()
+			if l.last == last {
+				l.last = nil
+			}
+			l.mu.Unlock()
+		}
+		return l.answered(turn, generation, err)
+	}
 }
 
 // moveLocked passes a Move on. The lease is unsure until the answer.
-func (l *lease) moveLocked(m Move) (wait func(ctx context.Context) error, err error) {
+func (l *lease) moveLocked(m Move) error {
 	m.Offset, m.Size, m.Previous, m.Kind = l.x.pages().Offset(), l.x.Size(), l.generation, l.m.dev.info.Kind
-	if wait, err = l.m.client.Move(m); err == nil {
-		l.generation, l.unsure = m.Generation, true
+	wait, err := l.m.client.Move(m)
+	if err == nil {
+		l.generation, l.unsure, l.last = m.Generation, true, &moved{wait: wait, turn: make(chan struct{}, 1)}
 		l.turn++
 	}
-	return wait, err
+	return err
 }
 
 // answered notes the result of Move number turn, which carried the given generation.
 func (l *lease) answered(turn, generation uint64, err error) error {
-	var errno syscall.Errno
-	said := err == nil || errors.As(err, &errno)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if said && l.turn == turn {
+	if said(err) && l.turn == turn {
 		l.unsure = false
 		if err != nil { // nothing is mapped there
 			l.generation = 0
 		}
 	}
-	if said && generation == 0 && errno != syscall.EPERM {
+	if said(err) && generation == 0 && !errors.Is(err, syscall.EPERM) {
 		return nil // a hole, or the mapping is gone
 	}
 	return err
@@ -203,17 +252,17 @@ func (l *lease) takeBack(ctx context.Context) bool {
 		l.m.chargeLeases(nil)
 		return false
 	}
-	wait, err := l.moveLocked(Move{Tier: TierNone})
-	turn := l.turn
-	l.mu.Unlock()
-	if err != nil {
+	if err := l.moveLocked(Move{Tier: TierNone}); err != nil {
+		l.mu.Unlock()
 		return false
 	}
+	wait := l.waitLocked()
+	l.mu.Unlock()
 	patience, cancel := context.WithTimeout(ctx, movePatience)
-	err = l.answered(turn, 0, wait(patience))
+	err := wait(patience)
 	cancel()
 	if err != nil {
-		l.m.chargeLeases(func() { _ = l.answered(turn, 0, wait(l.m.life)) })
+		l.m.chargeLeases(func() { _ = wait(l.m.life) })
 	}
 	return err == nil
 }

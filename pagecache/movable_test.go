@@ -532,3 +532,21 @@ func TestMemoryOfTheKilledIsNotPassedOn(t *testing.T) {
 		})
 	}
 }
+
+// TestBracketsAtOnce: threads of a client open brackets over the same extent at once. The client gets one MOVE: a second
+// one would unmap the memory that the first thread uses already.
+func TestBracketsAtOnce(t *testing.T) {
+	const extents = 300
+	m := newMovingMachine(t, 1, 2, 0)
+	c := m.travel(m.noisyFile(extents*brick), 0, false)
+	for i := range extents {
+		var threads sync.WaitGroup
+		for range 3 {
+			threads.Go(func() { c.use(i, i+1).Done() })
+		}
+		threads.Wait()
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	require.Equal(t, extents, c.moved)
+}
