@@ -227,6 +227,25 @@ func TestColdExtentsThatMustStay(t *testing.T) {
 	require.Zero(t, by.asked, "an unchanged extent was idle")
 }
 
+// TestColdExtentsOfOthers: tenants' shares come before uses. A client is not asked for a cold kept bracket while another
+// user, who owns more, has idle extents.
+func TestColdExtentsOfOthers(t *testing.T) {
+	m := newMovingMachine(t, 1, 3, 0)
+	require.NoError(t, m.cache.devices[0].room.SetEviction("lfu"))
+	a := m.travel(m.noisyFile(brick), 0, false)
+	b := m.travelAs(m.noisyFile(3*brick), 0, MapRequest{Len: 3 * brick, User: 7})
+	by := &keeper{}
+	defer by.end()
+	x := a.keep(by, 0, 1)
+	require.True(t, x.Kept())
+	for i := range 3 {
+		b.use(i, i+1).Done()
+		b.use(i, i+1).Done()
+	}
+	require.Zero(t, by.asked)
+	require.Equal(t, 1, a.mapped())
+}
+
 // TestWhoKeepsUnderWhichRule: under a rule that counts uses, only clients that count them keep brackets. Under one that
 // looks at open brackets, nobody does.
 func TestWhoKeepsUnderWhichRule(t *testing.T) {
