@@ -22,7 +22,6 @@ var keepFor = flag.Duration("kept", time.Second, "how long TestRandomKeepers run
 // keepingClient keeps brackets as the C library does: later brackets join, and a recall ends those without users.
 type keepingClient struct {
 	*traveller
-	file  *source
 	old   bool
 	mu    sync.Mutex
 	table map[[2]int]*keptBracket // by range; protected by mu

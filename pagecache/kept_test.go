@@ -198,8 +198,8 @@ func TestColdIdleExtentsLeaveFirst(t *testing.T) {
 	require.Contains(t, a.has, int64(1*brick))
 }
 
-// TestColdExtentsThatMustStay: under a rule that counts uses, clients are not asked for kept brackets whose extents could
-// not leave anyway: those of a pinned file, and changed ones while the device gives up unchanged ones first.
+// TestColdExtentsThatMustStay: under a rule that counts uses, clients are not asked for kept brackets whose extents
+// could not leave anyway: those of a pinned file, and changed ones while the device gives up unchanged ones first.
 func TestColdExtentsThatMustStay(t *testing.T) {
 	m := newMovingMachine(t, 1, 3, 0)
 	require.NoError(t, m.cache.devices[0].room.SetEviction("lfu"))
@@ -227,8 +227,8 @@ func TestColdExtentsThatMustStay(t *testing.T) {
 	require.Zero(t, by.asked, "an unchanged extent was idle")
 }
 
-// TestColdExtentsOfOthers: tenants' shares come before uses. A client is not asked for a cold kept bracket while another
-// user, who owns more, has idle extents.
+// TestColdExtentsOfOthers: tenants' shares come before uses. A client is not asked for a cold kept bracket while
+// another user, who owns more, has idle extents.
 func TestColdExtentsOfOthers(t *testing.T) {
 	m := newMovingMachine(t, 1, 3, 0)
 	require.NoError(t, m.cache.devices[0].room.SetEviction("lfu"))

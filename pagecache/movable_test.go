@@ -533,8 +533,8 @@ func TestMemoryOfTheKilledIsNotPassedOn(t *testing.T) {
 	}
 }
 
-// TestBracketsAtOnce: threads of a client open brackets over the same extent at once. The client gets one MOVE: a second
-// one would unmap the memory that the first thread uses already.
+// TestBracketsAtOnce: threads of a client open brackets over the same extent at once. The client gets one MOVE: a
+// second one would unmap the memory that the first thread uses already.
 func TestBracketsAtOnce(t *testing.T) {
 	const extents = 300
 	m := newMovingMachine(t, 1, 2, 0)

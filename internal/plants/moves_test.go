@@ -54,8 +54,8 @@ var movesPlants = []plant{
 	{
 		name: "a client that is to make a hole is not waited for",
 		file: "pagecache/movable.go",
-		old:  "err = l.answered(turn, 0, wait(patience))",
-		new:  "err = l.answered(turn, 0, patience.Err())",
+		old:  "err := wait(patience)",
+		new:  "err := patience.Err()",
 		nets: []net{{pkg: "pagecache", run: "TestStoppedClient"}},
 	},
 	{

@@ -513,6 +513,13 @@ var pagecachePlants = []plant{
 		},
 	},
 	{
+		name: "brackets that begin at once over the same extent each send a MOVE",
+		file: "pagecache/movable.go",
+		old:  "if l.generation == at.Generation && l.last != nil {",
+		new:  "if l.generation == at.Generation && l.last != nil && l.ended {",
+		nets: []net{{pkg: "pagecache", run: "TestBracketsAtOnce"}},
+	},
+	{
 		name: "under a rule that counts uses, clients are asked for kept brackets whose extents must stay",
 		file: "pagecache/residency/room.go",
 		old:  "x.key.Preference().Priority == priority && may(x) {",

@@ -22,7 +22,7 @@ const (
 	Mapped
 	// Unmapped: the extent may leave again.
 	Unmapped
-	// Kept: the mapped extent may leave again as soon as clients are asked to end the brackets that they keep. Mapped and
+	// Kept: the mapped extent may leave again once clients are asked to end the brackets that they keep. Mapped and
 	// Unmapped end this.
 	Kept
 	// Left: the extent gave its memory back. It may come back.
