@@ -3,7 +3,6 @@ package fs
 import (
 	"bytes"
 	"errors"
-	"os"
 	"strconv"
 	"sync"
 	"syscall"
@@ -213,22 +212,13 @@ func sinceBoot() time.Duration {
 // it cannot see the thread.
 func processOf(thread uint32) (process int, started time.Duration) {
 	const ticks = 100 // per second, for programs on all machines with Linux
-	dir := "/proc/" + strconv.FormatUint(uint64(thread), 10)
-	status, err := os.ReadFile(dir + "/status")
-	if err != nil || !ownProc() {
+	number, ok := procStatus(strconv.FormatUint(uint64(thread), 10), "Tgid:")
+	if !ok || !ownProc() {
 		return 0, 0
 	}
-	for line := range bytes.Lines(status) {
-		if number, ok := bytes.CutPrefix(line, []byte("Tgid:\t")); ok {
-			process, _ = strconv.Atoi(string(bytes.TrimSpace(number)))
-		}
-	}
-	stat, err := os.ReadFile("/proc/" + strconv.Itoa(process) + "/stat")
-	if err != nil {
-		return process, 0
-	}
-	const startTime = 22 - 3 // after the state, which follows the name
-	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	process, _ = strconv.Atoi(number)
+	const startTime = 22 - 3 // after the state
+	fields := bytes.Fields(procStat(number))
 	if len(fields) <= startTime {
 		return process, 0
 	}

@@ -1,9 +1,7 @@
 package fs
 
 import (
-	"bytes"
 	"context"
-	"os"
 	"strconv"
 	"sync"
 	"time"
@@ -141,15 +139,7 @@ func isBeingKilled(thread uint32) bool {
 	if thread == 0 {
 		return false
 	}
-	status, err := os.ReadFile("/proc/" + strconv.FormatUint(uint64(thread), 10) + "/status")
-	if err != nil {
-		return false
-	}
-	for line := range bytes.Lines(status) {
-		if hex, ok := bytes.CutPrefix(line, []byte("SigPnd:")); ok {
-			pending, err := strconv.ParseUint(string(bytes.TrimSpace(hex)), 16, 64)
-			return err == nil && pending&(1<<(unix.SIGKILL-1)) != 0
-		}
-	}
-	return false
+	hex, _ := procStatus(strconv.FormatUint(uint64(thread), 10), "SigPnd:")
+	pending, err := strconv.ParseUint(hex, 16, 64)
+	return err == nil && pending&(1<<(unix.SIGKILL-1)) != 0
 }

@@ -43,16 +43,11 @@ func (r *readers) haveRun() bool {
 // threadTime returns how long a thread has run, in ns, and whether it is runnable now (proc_pid_schedstat(5),
 // proc_pid_stat(5)).
 func threadTime(thread uint32) (ran int64, runnable bool) {
-	dir := "/proc/" + strconv.FormatUint(uint64(thread), 10)
-	stat, err := os.ReadFile(dir + "/stat")
-	if err != nil {
+	number := strconv.FormatUint(uint64(thread), 10)
+	if stat := procStat(number); len(stat) == 0 || stat[0] != 'R' {
 		return 0, false
 	}
-	// The name, in brackets, may contain any characters.
-	if end := bytes.LastIndexByte(stat, ')'); end < 0 || end+2 >= len(stat) || stat[end+2] != 'R' {
-		return 0, false
-	}
-	text, err := os.ReadFile(dir + "/schedstat")
+	text, err := os.ReadFile("/proc/" + number + "/schedstat")
 	if err != nil {
 		return 0, true
 	}

@@ -2,7 +2,6 @@ package fs
 
 import (
 	"context"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -298,16 +297,8 @@ func inGroup(who *fuse.Caller, group uint32) bool {
 	if who.Gid == group {
 		return true
 	}
-	status, err := os.ReadFile("/proc/" + strconv.FormatUint(uint64(who.Pid), 10) + "/status")
-	if err != nil {
-		return true
-	}
-	for line := range strings.Lines(string(status)) {
-		if groups, is := strings.CutPrefix(line, "Groups:"); is {
-			return slices.Contains(strings.Fields(groups), strconv.FormatUint(uint64(group), 10))
-		}
-	}
-	return true
+	groups, seen := procStatus(strconv.FormatUint(uint64(who.Pid), 10), "Groups:")
+	return !seen || slices.Contains(strings.Fields(groups), strconv.FormatUint(uint64(group), 10))
 }
 
 // procPath returns a path to what fd refers to, for calls that take no descriptor. It works for O_PATH descriptors.

@@ -124,17 +124,8 @@ func (fs *fileSystem) lookShown(who *fuse.Caller, descriptor int32) (open shownO
 // ownProc reports whether /proc shows the numbers of the daemon's PID namespace, as requests do. A container may have
 // the host's, where the same number is another process.
 var ownProc = sync.OnceValue(func() bool {
-	status, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		return false
-	}
-	for line := range strings.Lines(string(status)) {
-		if numbers, ok := strings.CutPrefix(line, "NSpid:"); ok {
-			fields := len(strings.Fields(numbers))
-			return fields == 1 // more for each namespace between
-		}
-	}
-	return false
+	numbers, _ := procStatus("self", "NSpid:")
+	return len(strings.Fields(numbers)) == 1 // more for each namespace between
 })
 
 // unmistakable returns an error if another inode may show the same number as n and who is not root.
