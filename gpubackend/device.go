@@ -65,6 +65,14 @@ type Info struct {
 	ReadOnlyExports bool
 }
 
+// CheckSize returns ErrRange unless memory may have so many bytes.
+func (i *Info) CheckSize(size int64) error {
+	if size <= 0 || size&(i.Granularity-1) != 0 {
+		return fmt.Errorf("%w: %d bytes are not a positive multiple of %d", ErrRange, size, i.Granularity)
+	}
+	return nil
+}
+
 // Digest is a keyed universal hash of one page. Two pages with different bytes have the same Digest with a
 // probability below 2^-60 over the choice of Key. Host and device compute the same value, bit by bit.
 type Digest uint64

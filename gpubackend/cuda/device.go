@@ -232,15 +232,10 @@ func (d *device) AllocHost(size int64) (gpubackend.Memory, error) {
 
 // make counts and creates m.
 func (d *device) make(m *memory) (gpubackend.Memory, error) {
-	if m.size <= 0 || m.size&(d.info.Granularity-1) != 0 {
-		return nil, fmt.Errorf("%w: %d bytes are not a positive multiple of %d", gpubackend.ErrRange, m.size,
-			d.info.Granularity)
+	if err := d.info.CheckSize(m.size); err != nil {
+		return nil, err
 	}
-	reserve := d.begin
-	if m.counted > 0 {
-		reserve = func() error { return d.reserve(m.counted) }
-	}
-	if err := reserve(); err != nil {
+	if err := d.reserve(m.counted); err != nil {
 		return nil, err
 	}
 	if err := d.run(context.Background(), m.lane(), m.create); err != nil {
@@ -259,14 +254,15 @@ func (d *device) hostNode() int32 {
 	return max(node, 0)
 }
 
-// reserve takes size bytes off the budget before the driver is asked, so that concurrent calls cannot exceed it.
+// reserve counts memory, and takes size bytes off the budget before the driver is asked, so that concurrent calls
+// cannot exceed it. Of 0 bytes, it takes nothing. giveBack ends that.
 func (d *device) reserve(size int64) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
 		return gpubackend.ErrClosed
 	}
-	if size > d.budget-d.used {
+	if size > 0 && size > d.budget-d.used {
 		return fmt.Errorf("%w: %d of %d bytes in use, %d more requested", gpubackend.ErrNoMemory, d.used, d.budget,
 			size)
 	}

@@ -13,7 +13,7 @@ func (d *device) LockHost(mem []byte) (unlock func() error, err error) {
 	if err := gpubackend.CheckHostPages(mem); err != nil {
 		return nil, err
 	}
-	if err := d.begin(); err != nil {
+	if err := d.reserve(0); err != nil {
 		return nil, err
 	}
 	err = d.beside(func() error {
@@ -32,17 +32,6 @@ func (d *device) LockHost(mem []byte) (unlock func() error, err error) {
 			return d.drv.check("cuMemHostUnregister", d.drv.memHostUnregister(p.base))
 		})
 	}, nil
-}
-
-// begin counts memory that is not freed and takes nothing of the budget. giveBack(0) ends that.
-func (d *device) begin() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		return gpubackend.ErrClosed
-	}
-	d.memories++
-	return nil
 }
 
 // beside runs f with the device's context current, unless the device is lost. It does not wait for the jobs of lanes.

@@ -187,15 +187,10 @@ func (d *device) AllocHost(size int64) (gpubackend.Memory, error) {
 
 // make counts and creates m.
 func (d *device) make(m *memory) (gpubackend.Memory, error) {
-	if m.size <= 0 || m.size&(d.info.Granularity-1) != 0 {
-		return nil, fmt.Errorf("%w: %d bytes are not a positive multiple of %d", gpubackend.ErrRange, m.size,
-			d.info.Granularity)
+	if err := d.info.CheckSize(m.size); err != nil {
+		return nil, err
 	}
-	reserve := d.count
-	if m.counted > 0 {
-		reserve = func() error { return d.reserve(m.counted) }
-	}
-	if err := reserve(); err != nil {
+	if err := d.reserve(m.counted); err != nil {
 		return nil, err
 	}
 	if err := m.create(); err != nil {
@@ -205,24 +200,26 @@ func (d *device) make(m *memory) (gpubackend.Memory, error) {
 	return m, nil
 }
 
-// count counts a Memory that takes nothing of the budget.
-func (d *device) count() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		return gpubackend.ErrClosed
-	}
-	d.memories++
-	return nil
-}
-
-// reserve takes size bytes off the budget before the host is asked for them, so that concurrent calls cannot exceed it.
+// reserve counts a Memory, and takes size bytes off the budget before the host is asked for them, so that concurrent
+// calls cannot exceed it. Of 0 bytes, it takes nothing.
 func (d *device) reserve(size int64) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
 		return gpubackend.ErrClosed
 	}
+	if size > 0 {
+		if err := d.fitLocked(size); err != nil {
+			return err
+		}
+	}
+	d.used += size
+	d.memories++
+	return nil
+}
+
+// fitLocked returns ErrNoMemory unless size more bytes fit.
+func (d *device) fitLocked(size int64) error {
 	if size > d.budget-d.used {
 		d.reapLocked()
 	}
@@ -233,8 +230,6 @@ func (d *device) reserve(size int64) error {
 	if d.taken != nil && size > d.total-d.taken()-d.used {
 		return fmt.Errorf("%w: other programs have the memory", gpubackend.ErrNoMemory)
 	}
-	d.used += size
-	d.memories++
 	return nil
 }
 
