@@ -61,14 +61,7 @@ func (c *keepingClient) Recall() (func(ctx context.Context) error, error) {
 			c.finish(b)
 		}
 	})
-	return func(ctx context.Context) error {
-		select {
-		case <-ended:
-			return nil
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}, nil
+	return until(ended), nil
 }
 
 // take empties the table, and returns the brackets without users. The last user of each other one ends it.

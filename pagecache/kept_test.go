@@ -45,14 +45,19 @@ func (k *keeper) Recall() (func(ctx context.Context) error, error) {
 		}
 	}(k.open, k.uses)
 	k.open, k.uses = nil, nil
+	return until(ended), nil
+}
+
+// until returns a function that waits until c is closed.
+func until(c <-chan struct{}) (wait func(ctx context.Context) error) {
 	return func(ctx context.Context) error {
 		select {
-		case <-ended:
+		case <-c:
 			return nil
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-	}, nil
+	}
 }
 
 // end ends all kept brackets.

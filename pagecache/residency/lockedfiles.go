@@ -71,7 +71,8 @@ func (p *Pinned) checkFileLocked(file LockedFile, by Tenant, n int64) error {
 			humanize.IBytes(uint64(p.limit)), humanize.IBytes(uint64(left)))
 	case by.Limited && own+n > share:
 		return refuse(syscall.EDQUOT, "%s are more than user %d may pin on the host in addition to %s that are pinned "+
-			"already: no user may have more than %s, except root and the one who mounted; unpin something, or raise user-share with 'gaiafs set'",
+			"already: no user may have more than %s, except root and the one who mounted; unpin something, or raise "+
+			"user-share with 'gaiafs set'",
 			humanize.IBytes(uint64(n)), by.User, humanize.IBytes(uint64(own)), humanize.IBytes(uint64(share)))
 	}
 	return nil
@@ -96,7 +97,8 @@ func (p *Pinned) checkRoomLocked(file LockedFile, n int64) error {
 	}
 	return refuse(syscall.ENOSPC, "%s cannot be pinned on the host now: of its %s of pinned memory, pinned files have "+
 		"%s, and extents that did not fit on devices have %s; end programs that use these, evict with 'gaiafs evict' "+
-		"what no program maps, or raise pinned-memory with 'gaiafs set'", humanize.IBytes(uint64(n)), humanize.IBytes(uint64(p.limit)),
+		"what no program maps, or raise pinned-memory with 'gaiafs set'",
+		humanize.IBytes(uint64(n)), humanize.IBytes(uint64(p.limit)),
 		humanize.IBytes(uint64(files)), humanize.IBytes(uint64(extents)))
 }
 

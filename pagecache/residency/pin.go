@@ -184,16 +184,18 @@ func (d *Device) unpinLocked(x *Extent, p *Pin) {
 	d.checkLocked()
 }
 
-// keptLocked tells the rule if it has changed that Recall may end all pins of x. x is mapped. Device.mu is held.
+// keptLocked tells the rule whether Recall may end all pins of x, unless it knows. x is mapped. Device.mu is held.
 func (x *Extent) keptLocked() {
+	recallable := x.recalls == x.mapped
+	if x.state != held || recallable == x.recallable {
+		return
+	}
+	x.recallable = recallable
 	kind := policy.Mapped
-	if x.recalls == x.mapped {
+	if recallable {
 		kind = policy.Kept
 	}
-	if was := x.recallable; x.state == held && was != (kind == policy.Kept) {
-		x.recallable = !was
-		x.dev.rule.Note(policy.Event{Kind: kind, ID: x.id})
-	}
+	x.dev.rule.Note(policy.Event{Kind: kind, ID: x.id})
 }
 
 // unmappedLocked removes a tenant's mapping of x. Device.mu is held.

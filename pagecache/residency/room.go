@@ -228,8 +228,8 @@ func (d *Device) reason(from Tier, asks tenants.ID, why Why) Why {
 
 // victim returns the device's next victim in a tier, or nil if all candidates were asked. The ledger orders the
 // tenants. victim takes the first tenant that has a candidate, of its extents those of the lowest priority, and of
-// these the first by the rule. rank is the tenant's place in the order. surely means that no kept bracket need end for
-// this choice, or that any is set: idle extents go first, unless the rule counts uses.
+// these the first by the rule. rank is the tenant's place in the order. surely means that kept brackets need not be
+// recalled before this choice. It is always true if any is set.
 func (d *Device) victim(from Tier, asks tenants.ID, but sparing, asked map[*Extent]bool, any bool) (best *Extent,
 	rank int, surely bool) {
 	d.mu.Lock()
