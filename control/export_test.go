@@ -27,3 +27,6 @@ func (s *Server) TellForTesting(mapping uint64) error {
 	}
 	return nil
 }
+
+// Connections is how many connections there are, also those that have said nothing yet.
+func (s *Server) Connections() int { return len(s.snapshot()) }

@@ -151,7 +151,7 @@ func (s *server) waitMapped(n int) {
 // waitSessions waits until n sessions are left.
 func (s *server) waitSessions(n int) {
 	s.t.Helper()
-	require.Eventually(s.t, func() bool { return s.Stats().Sessions == n }, 30*time.Second, time.Millisecond)
+	require.Eventually(s.t, func() bool { return s.Connections() == n }, 30*time.Second, time.Millisecond)
 }
 
 // logs keeps what is logged at warning level and above.

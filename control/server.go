@@ -102,6 +102,7 @@ type Grant struct {
 
 // Stats counts what a Server holds at the moment.
 type Stats struct {
+	// Sessions is the number of connections whose client has said HELLO. ListenerOf makes others.
 	Sessions int
 	Mappings int
 	// Attentive is the number of sessions whose clients read what the daemon sends first.
@@ -183,7 +184,9 @@ func (s *Server) grant(src pagecache.Source, uid uint32) (Grant, error) {
 func (s *Server) Stats() Stats {
 	st := Stats{Tokens: s.tokens.count()}
 	for _, ses := range s.snapshot() {
-		st.Sessions++
+		if ses.greeted.Load() {
+			st.Sessions++
+		}
 		st.Mappings += ses.mappingCount()
 		if ses.attends() {
 			st.Attentive++

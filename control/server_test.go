@@ -74,6 +74,18 @@ func TestSilentClientIsDropped(t *testing.T) {
 	s.waitSessions(0)
 }
 
+// TestSilentClientIsNotCounted: who only looks which process listens is no client.
+func TestSilentClientIsNotCounted(t *testing.T) {
+	s := start(t, &controltest.Cache{})
+	c := s.dial()
+	s.waitSessions(1)
+	require.Zero(t, s.Stats().Sessions)
+	c.send(helloFrame())
+	c.read()
+	require.Equal(t, 1, s.Stats().Sessions)
+	c.close()
+}
+
 // A client that goes, killed or not, is not worth a warning, wherever its end is noticed.
 func TestClientThatGoesAtOnce(t *testing.T) {
 	s := start(t, &controltest.Cache{})

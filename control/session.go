@@ -42,6 +42,7 @@ type session struct {
 	// The handshake sets version and key before any request runs. They are immutable afterwards.
 	version version
 	key     sessionKey
+	greeted atomic.Bool // the client has said HELLO
 	// chosen is the features that the client uses. The reader sets it before any request that needs a feature runs.
 	// main is the session that this service connection serves; nil for others. Only the reader uses main.
 	chosen features
@@ -219,6 +220,7 @@ func (s *session) handshake(buf []byte) error {
 	s.conn.SetReadDeadline(time.Time{})
 	s.version = min(hi.max, maxVersion)
 	rand.Read(s.key[:])
+	s.greeted.Store(true)
 	w := welcome{version: s.version, maxRequests: uint32(s.server.opts.MaxRequests), kinds: s.server.opts.Cache.Kinds(),
 		offered: offeredFeatures, required: requiredFeatures, key: s.key}
 	return s.send(appendFrame(nil, typeWelcome, 0, h.id, w.append), nil)
