@@ -89,7 +89,7 @@ static void complete_locked(struct gaiafs_conn *c, struct gaiafs_request *r)
 	remove_locked(c, r);
 	if (r->state == SENT) {
 		c->running -= counts(r);
-		c->uses -= r->type == GAIAFS_USE;
+		(void)__atomic_sub_fetch(&c->uses, r->type == GAIAFS_USE, __ATOMIC_RELAXED);
 	}
 	if (!r->abandoned) {
 		r->state = DONE;
@@ -132,7 +132,7 @@ static void pump_locked(struct gaiafs_conn *c)
 			(void)shutdown(c->fd, SHUT_WR);
 		r->state = SENT;
 		c->running += counts(r);
-		c->uses += r->type == GAIAFS_USE;
+		(void)__atomic_add_fetch(&c->uses, r->type == GAIAFS_USE, __ATOMIC_RELAXED);
 	}
 }
 

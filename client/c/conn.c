@@ -143,18 +143,37 @@ static size_t find_rights(struct msghdr *msg, int fds[GAIAFS_MAX_EXTENTS])
 }
 
 /*
- * look_for is how many nanoseconds a thread polls for a reply before it sleeps. Being woken takes a third of the time
- * of a short call. On few processors it is 0, because the daemon needs this processor.
+ * looks: a thread polls for a reply before it sleeps. Being woken takes a third of the time of a short call. On few
+ * processors it does not, because the daemon needs this processor.
  */
-static long look_for;
+static bool looks;
 static pthread_once_t look_once = PTHREAD_ONCE_INIT;
 
-static void choose_look_for(void)
+static void choose_looks(void)
 {
 	cpu_set_t usable;
 
 	if (sched_getaffinity(0, sizeof usable, &usable) != 0 || CPU_COUNT(&usable) >= GAIAFS_ENOUGH_PROCESSORS)
-		look_for = LOOK_FOR;
+		looks = true;
+}
+
+bool gaiafs_look(int fd, long most, const uint32_t *as_long_as)
+{
+	struct pollfd p = { .fd = fd, .events = POLLIN };
+	struct timespec begin, now;
+
+	pthread_once(&look_once, choose_looks);
+	if (!looks)
+		return false;
+	(void)clock_gettime(CLOCK_MONOTONIC, &begin);
+	do {
+		if (as_long_as != NULL && __atomic_load_n(as_long_as, __ATOMIC_RELAXED) == 0)
+			return false;
+		if (poll(&p, 1, 0) != 0)
+			return true;
+		(void)clock_gettime(CLOCK_MONOTONIC, &now);
+	} while ((now.tv_sec - begin.tv_sec) * 1000000000 + now.tv_nsec - begin.tv_nsec < most);
+	return false;
 }
 
 /*
@@ -165,19 +184,11 @@ static void choose_look_for(void)
 static int wait_for_bytes(int fd, int timeout)
 {
 	struct pollfd p = { .fd = fd, .events = POLLIN };
-	struct timespec begin, now;
 	char byte;
 	int ready;
 
-	pthread_once(&look_once, choose_look_for);
-	if (look_for > 0 && timeout != 0) {
-		(void)clock_gettime(CLOCK_MONOTONIC, &begin);
-		do {
-			if (poll(&p, 1, 0) != 0)
-				return 0;
-			(void)clock_gettime(CLOCK_MONOTONIC, &now);
-		} while ((now.tv_sec - begin.tv_sec) * 1000000000 + now.tv_nsec - begin.tv_nsec < look_for);
-	}
+	if (timeout != 0 && gaiafs_look(fd, LOOK_FOR, NULL))
+		return 0;
 	if (timeout < 0)
 		return recv(fd, &byte, 1, MSG_PEEK) < 0 ? errno : 0;
 	ready = poll(&p, 1, timeout);

@@ -29,7 +29,7 @@ struct gaiafs_conn {
 	/* Guarded by lock. */
 	struct gaiafs_request *calls; /* without a complete reply yet, in order of arrival */
 	uint32_t running;             /* how many of them were sent and count toward the daemon's limit */
-	uint32_t uses;                /* how many of those ask for brackets */
+	uint32_t uses;                /* how many of those ask for brackets; atomic, as service.c reads it without lock */
 	uint32_t abandoned;           /* how many of them nobody waits for */
 	uint64_t last_id;
 	bool reading;            /* a thread reads */
@@ -49,6 +49,11 @@ struct gaiafs_conn {
  */
 int gaiafs_hear(int fd, uint8_t *record, int timeout, struct gaiafs_frame *frame, int fds[GAIAFS_MAX_EXTENTS],
 		struct gaiafs_fail *f);
+/*
+ * gaiafs_look polls a socket for at most so many nanoseconds, if there are enough processors, and reports whether there
+ * is something to receive. It stops early when *as_long_as is 0, unless as_long_as is NULL.
+ */
+bool gaiafs_look(int fd, long most, const uint32_t *as_long_as);
 /* gaiafs_greet connects a socket to a daemon and does the handshake. It returns an errno. */
 int gaiafs_greet(int fd, const char *path, uint8_t *record, struct gaiafs_welcome *w, struct gaiafs_fail *f);
 /*

@@ -17,6 +17,9 @@
 enum { MOST_ENDED = 256, ANSWER = 16 + GAIAFS_ENDED * MOST_ENDED };
 _Static_assert(GAIAFS_HEADER + ANSWER <= GAIAFS_MAX_REQUEST, "a daemon does not take such an ANSWER");
 
+/* The nanoseconds that the thread polls for the next MOVE of a bracket: copying an extent takes 1 ms. */
+enum { NEXT_MOVE = 2000000 };
+
 /* answer carries out a request of the daemon's and encodes the answer. It returns the size of the body. */
 static size_t answer(const struct gaiafs_conn *c, const struct gaiafs_frame *frame, int fd, uint8_t *body)
 {
@@ -52,7 +55,12 @@ static bool hear(const struct gaiafs_conn *c, int fd, uint8_t *record, bool *att
 	char byte;
 	bool on;
 
-	/* These requests are not urgent, so the thread sleeps at once instead of polling. */
+	/*
+	 * While the program asks for a bracket, a MOVE follows another one, and the program waits for it. Other requests
+	 * are not urgent, so the thread sleeps at once.
+	 */
+	if (*attached)
+		(void)gaiafs_look(fd, NEXT_MOVE, &c->uses);
 	while ((n = recv(fd, &byte, 1, MSG_PEEK)) < 0 && errno == EINTR)
 		continue;
 	if (n <= 0 || gaiafs_hear(fd, record, -1, &frame, fds, &f) != 0)
