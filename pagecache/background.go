@@ -104,6 +104,7 @@ func (f *File) collectDue(ctx context.Context) {
 		return
 	}
 	f.untrackIdleLocked()
+	f.heatLocked()
 	f.relockDueLocked(ctx)
 	if home, ok := f.home.(RemovableHome); ok && !f.orphan && home.Removed() {
 		f.orphan = true // it was removed directly in SOURCE

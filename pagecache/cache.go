@@ -101,6 +101,7 @@ type Cache struct {
 
 	mu    sync.Mutex
 	files map[FileID]*File // protected by mu
+	heats heats            // protected by mu
 	// coldWays is keyed by the device number of the filesystem. Protected by mu.
 	coldWays map[uint64]*mover.ColdWay
 	// viewsByKey has all views. Protected by mu.
@@ -115,11 +116,12 @@ type Cache struct {
 	leastPeer int64 // immutable; tests lower it
 	// leastParallel is the constant of that name. Immutable; tests lower it.
 	leastParallel int64
-	// leastFlight is the number of pages that a read must fetch from devices before they fly. landPause and relockAfter
-	// are the constants of these names unless a test changes them. All are immutable.
+	// leastFlight is the number of pages that a read must fetch from devices before they fly. landPause, relockAfter
+	// and hotAge are the constants of these names unless a test changes them. All are immutable.
 	leastFlight int64
 	landPause   time.Duration
 	relockAfter time.Duration
+	hotAge      time.Duration
 	// gather is gatherTime unless a test changes it. Immutable.
 	gather func(size int64) time.Duration
 	// noPeer is the set of devicePairs that turned out to have no direct path.
@@ -211,6 +213,7 @@ func New(o Options) (*Cache, error) {
 		leastFlight:   leastFlightFor(o.DeviceReads),
 		landPause:     landPause,
 		relockAfter:   relockAfter,
+		hotAge:        hotAge,
 		writeBack:     o.WriteBack,
 
 		stuckAfter: cmp.Or(o.stuckAfter, defaultStuckAfter),
@@ -218,7 +221,8 @@ func New(o Options) (*Cache, error) {
 		bufferedReads: o.BufferedReads, neighbourLinks: o.NeighbourLinks, leastRelayed: leastRelayed,
 		trustUsers: o.TrustUsers,
 
-		files: make(map[FileID]*File), coldWays: make(map[uint64]*mover.ColdWay), viewsByKey: make(map[viewKey]*View),
+		files: make(map[FileID]*File), heats: make(heats), coldWays: make(map[uint64]*mover.ColdWay),
+		viewsByKey: make(map[viewKey]*View),
 
 		relieve:  make(chan struct{}, 1),
 		lost:     make(chan struct{}, 1),

@@ -228,6 +228,7 @@ func (c *Cache) newFile(ctx context.Context, src Source, writable bool) (*File, 
 	}
 	c.publications.meet(f)
 	c.files[f.id] = f
+	c.heats.recall(f)
 	c.mu.Unlock()
 	// When Attach returns, requests that did not consult f have ended. Their changes must not count as changes made
 	// directly in SOURCE.
@@ -322,6 +323,7 @@ func (f *File) detachLocked() bool {
 		return false
 	}
 	delete(f.c.files, f.id)
+	f.c.heats.keep(f)
 	f.detached.Store(true)
 	if !f.orphan {
 		f.c.publications.leave(f)

@@ -179,9 +179,6 @@ func (t *filling) endLocked(fills int64) {
 		c.FilledPages.Add(t.filled)
 		c.RefreshedPages.Add(t.refreshed)
 		c.PatchedPages.Add(t.patched)
-		c.LockedPages.Add(t.from.Locked)
-		c.CachedPages.Add(t.from.Cached)
-		c.DirectPages.Add(t.from.Direct)
-		c.BufferedPages.Add(t.from.Buffered)
 	})
+	f.countWays(t.from)
 }

@@ -22,6 +22,8 @@ import (
 // a hole, a write past it. So every change of home unlocks the file (spoilLocked), and its pages are locked again once
 // home was left alone for relockAfter. A change made directly in SOURCE is noticed with the next look, as always; until
 // then devices may copy the earlier bytes.
+//
+// The pages of a hot file are locked, too (hot.go).
 
 const (
 	// leastLocked is the least that a locked file counts for. Each takes mappings of the daemon, whose number the
@@ -59,6 +61,7 @@ type locking struct {
 	gaveUp atomic.Bool
 	// wasLocked: the pages have been locked before. Such a file stays attached while it waits for memory.
 	wasLocked atomic.Bool
+	heat      heat
 }
 
 // lockedHome is all pages of a file, locked. It implements mover.Locked.
@@ -106,8 +109,11 @@ func (f *File) PinnedOnHost() (by residency.Tenant, pinned bool) {
 	return p.tenant(f.c), p.Host
 }
 
+// mayLock reports whether the pages may be locked.
+func (f *File) mayLock() bool { return f.Pinning().Host || f.locking.heat.hot.Load() }
+
 // shallLock reports whether the pages shall be locked, if need be by the background.
-func (f *File) shallLock() bool { return f.Pinning().Host && !f.locking.gaveUp.Load() }
+func (f *File) shallLock() bool { return f.mayLock() && !f.locking.gaveUp.Load() }
 
 // staysForLock reports whether the file stays attached because its pages are locked, or shall be. A file that has found
 // no memory since it was attached does not stay: there may be very many of these.
@@ -154,7 +160,7 @@ func (f *File) lockHome(ctx context.Context) error {
 
 // lockUnchanged locks the pages. It fails with EAGAIN if home changes meanwhile. The caller holds locking.one.
 func (f *File) lockUnchanged(ctx context.Context) error {
-	if !f.Pinning().Host {
+	if !f.mayLock() {
 		return fail(syscall.EINVAL, "%s is not pinned on the host", f.Name())
 	}
 	if err := f.checkHome(ctx); err != nil {
@@ -166,7 +172,11 @@ func (f *File) lockUnchanged(ctx context.Context) error {
 	home, size, spoilt := f.home, f.size, f.locking.spoilt.Load()
 	f.mu.Unlock()
 	// LockFile may wait until nobody reads pages of this file that were unlocked. So this is no reader yet.
-	memory, err := f.c.pinned.LockFile(ctx, f, countsFor(size))
+	lockFile := f.c.pinned.LockFile
+	if !f.Pinning().Host {
+		lockFile = f.c.pinned.LockSpare
+	}
+	memory, err := lockFile(ctx, f, countsFor(size))
 	if err != nil {
 		return err
 	}
@@ -212,7 +222,7 @@ func (f *File) mayLockLocked(home Home, size, spoilt int64) error {
 	switch {
 	case f.detached.Load():
 		return fail(syscall.ESHUTDOWN, "the file is no longer in use")
-	case !f.Pinning().Host:
+	case !f.mayLock():
 		return fail(syscall.EINVAL, "%s was unpinned", f.Name())
 	case f.locking.spoilt.Load() != spoilt || f.size != size || f.home != home:
 		return fail(syscall.EAGAIN, "%s keeps being changed, so its pages cannot be pinned", f.Name())
@@ -226,6 +236,12 @@ func (f *File) lockEnded(ctx context.Context, pin *Pinning, err error) {
 	k := &f.locking
 	if err != nil {
 		k.bytes.Store(0)
+	}
+	if !f.Pinning().Host {
+		if err != nil {
+			k.heat.cool()
+		}
+		return
 	}
 	switch {
 	case err == nil, errors.Is(err, syscall.EAGAIN):
@@ -355,20 +371,21 @@ func (f *File) unlockHomeLocked() {
 func (f *File) spoilHomeLocked() {
 	f.locking.spoilt.Add(1)
 	f.locking.last.Store(time.Now().UnixNano())
+	f.locking.heat.cool()
 	f.unlockHomeLocked()
 }
 
 // relockDueLocked locks the pages again, in the background, if that is due and there is memory.
 func (f *File) relockDueLocked(ctx context.Context) {
 	k := &f.locking
-	if !f.shallLock() || k.now.Load() != nil || time.Since(time.Unix(0, k.last.Load())) < f.c.relockAfter {
+	if !f.shallLock() || k.now.Load() != nil || since(k.last.Load()) < f.c.relockAfter {
 		return
 	}
 	if len(k.one) > 0 {
 		return // somebody does it
 	}
 	pin := f.pinning.Load()
-	if err := f.c.pinned.CheckRoom(f, countsFor(f.size)); err != nil {
+	if err := f.c.pinned.CheckRoom(f, countsFor(f.size)); err != nil && f.Pinning().Host {
 		f.lockEnded(ctx, pin, err)
 		return
 	}

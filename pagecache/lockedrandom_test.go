@@ -19,11 +19,11 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/view"
 )
 
-// TestRandomLockedFiles: while files are pinned on the host, unpinned, changed and loaded, owners and limits change,
-// and locking fails, views have the right bytes and nothing hangs. In the end all memory is given back.
+// TestRandomLockedFiles: while files are pinned on the host, unpinned, hot, changed and loaded, owners and limits
+// change, and locking fails, views have the right bytes and nothing hangs. In the end all memory is given back.
 func TestRandomLockedFiles(t *testing.T) {
 	m := newMachine(t, 2, pinnedMemory(3*leastLocked))
-	m.cache.relockAfter = time.Millisecond
+	m.cache.relockAfter, m.cache.hotAge = time.Millisecond, 2*time.Millisecond
 	until := time.Now().Add(500 * time.Millisecond)
 	var files []*source
 	var all sync.WaitGroup
@@ -51,6 +51,10 @@ func TestRandomLockedFiles(t *testing.T) {
 		}
 	})
 	all.Wait()
+	require.Eventually(t, func() bool {
+		m.cache.collectDue(t.Context())
+		return m.cache.pinned.Files() == 0
+	}, 10*time.Second, 5*time.Millisecond)
 	for _, src := range files {
 		m.unlocked(src)
 	}
@@ -61,7 +65,9 @@ func TestRandomLockedFiles(t *testing.T) {
 // changeLocked changes a file, its pin, or what of it is locked.
 func (m *machine) changeLocked(src *source, rnd *rand.Rand) {
 	f := m.cache.Lookup(src.id)
-	switch rnd.IntN(6) {
+	switch rnd.IntN(7) {
+	case 6:
+		f.locking.heat.read.Store(1 << 40)
 	case 0:
 		f.SetPinning(Pinning{})
 	case 1, 2:

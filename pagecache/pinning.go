@@ -101,14 +101,7 @@ func (f *File) SetPinning(p Pinning) {
 		return
 	}
 	f.locking.failed.Store(nil)
-	f.c.lanes.do(f, choreUnlock, func() {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		if !f.Pinning().Host {
-			f.unlockHomeLocked()
-			f.dropIdleLocked()
-		}
-	})
+	f.Unlock()
 }
 
 // Pinning returns the file's pin, as set last.

@@ -215,13 +215,8 @@ func (t *viewFill) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p.f.count(func(c *Counters) {
-		c.ViewPages.Add(pages)
-		c.LockedPages.Add(t.from.Locked)
-		c.CachedPages.Add(t.from.Cached)
-		c.DirectPages.Add(t.from.Direct)
-		c.BufferedPages.Add(t.from.Buffered)
-	})
+	p.f.count(func(c *Counters) { c.ViewPages.Add(pages) })
+	p.f.countWays(t.from)
 	return nil
 }
 

@@ -151,7 +151,7 @@ func (i *fileInfo) print(b *strings.Builder) {
 		if i.Pinned != "" {
 			line("pinned", "on %s, on account of user %d", pinnedText(i.Pinned), i.PinnedBy)
 		}
-		if p, err := pagecache.ParsePinning(i.Pinned); err == nil && p.Host {
+		if p, err := pagecache.ParsePinning(i.Pinned); err == nil && p.Host || i.LockedBytes > 0 {
 			line("locked", "%s of %s in the host's memory", bytesText(i.LockedBytes), bytesText(i.SizeBytes))
 		}
 		if i.LockError != "" {

@@ -8,15 +8,17 @@ import (
 )
 
 // Pages of files in the host's page cache can be locked there, so that devices copy from them. They count as pinned
-// memory, and nothing evicts them. Their memory is retired once the file is no longer pinned, or once Retire is called.
-// Retired memory is used until Free, because devices may still copy from it. But nobody is charged for it, and whoever
-// needs it waits for it.
+// memory. While the file is pinned, its owner is charged, and nothing evicts them. Otherwise nobody is charged, and
+// they are unlocked as soon as others need the memory. Memory is retired once Retire is called. Retired memory is used
+// until Free, because devices may still copy from it, and whoever needs it waits for it.
 
 // LockedFile is a file whose pages are locked.
 type LockedFile interface {
 	// PinnedOnHost reports whether the file's pages shall stay locked, and who is charged. It takes no lock, because it
 	// is called with Pinned.mu held.
 	PinnedOnHost() (by Tenant, pinned bool)
+	// Unlock begins to unlock the pages, unless the file is pinned. It does not block.
+	Unlock()
 }
 
 // FileMemory is pinned memory for locked pages of a file.
@@ -26,6 +28,7 @@ type FileMemory struct {
 	bytes   int64
 	used    bool // bytes are part of Pinned.used; protected by p.mu
 	retired bool // Retire was called; protected by p.mu
+	asked   bool // LockedFile.Unlock was called for others; protected by p.mu
 }
 
 // charged reports who is charged for the memory, unless it is retired. p.mu is held.
@@ -124,6 +127,37 @@ func (p *Pinned) LockFile(ctx context.Context, file LockedFile, n int64) (*FileM
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		} // otherwise extents took the memory meanwhile
+	}
+}
+
+// LockSpare returns memory for n bytes of a file that is not pinned and whose pages are about to be locked. It takes at
+// most half of the pool together with everything else. ENOSPC if that is not enough. It does not block.
+func (p *Pinned) LockSpare(_ context.Context, file LockedFile, n int64) (*FileMemory, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.used+n > p.limit/2 {
+		return nil, refuse(syscall.ENOSPC, "%s of pinned memory are not left over: %s are used of %s",
+			humanize.IBytes(uint64(n)), humanize.IBytes(uint64(p.used)), humanize.IBytes(uint64(p.limit)))
+	}
+	m := &FileMemory{p: p, file: file, bytes: n, used: true}
+	p.used += n
+	p.files[m] = struct{}{}
+	return m, nil
+}
+
+// unlockSpare asks a file that is not pinned to unlock its pages. p.mu must not be held.
+func (p *Pinned) unlockSpare() {
+	p.mu.Lock()
+	var file LockedFile
+	for m := range p.files {
+		if _, charged := m.charged(); m.used && !charged && !m.retired && !m.asked {
+			m.asked, file = true, m.file
+			break
+		}
+	}
+	p.mu.Unlock()
+	if file != nil {
+		file.Unlock()
 	}
 }
 

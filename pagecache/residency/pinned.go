@@ -200,8 +200,8 @@ func (p *Pinned) recycle(d *Device, size int64, user uint32) (spare, bool) {
 	return spare{}, false
 }
 
-// room counts size more bytes as used, for m if that is not nil. If the limit is reached, it frees spares, and waits
-// for those that are being made or freed.
+// room counts size more bytes as used, for m if that is not nil. If the limit is reached, it frees spares, waits for
+// those that are being made or freed, and has files unlocked that are not pinned. It does not wait for these.
 func (p *Pinned) room(size int64, m *FileMemory) error {
 	for {
 		p.mu.Lock()
@@ -229,6 +229,7 @@ func (p *Pinned) room(size int64, m *FileMemory) error {
 		case done != nil:
 			<-done
 		default:
+			p.unlockSpare()
 			return gpubackend.ErrNoMemory
 		}
 	}

@@ -1,0 +1,128 @@
+package pagecache
+
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
+)
+
+// A file is hot when devices have got twice as many bytes through the host's page cache as it has: it is loaded again
+// and again, or its extents do not fit on the devices that use them. While half of the pinned memory is unused, the
+// background locks the pages of hot files, as if they were pinned on the host. So the next bytes come at the speed of
+// the link, and take no cores. The pages are unlocked when others need the memory, when home changes, and after hotAge
+// without use.
+
+const (
+	// hotLoads is after how many times its size a file is hot. Locking takes about as long as one load.
+	hotLoads = 2
+	// hotAge is how long the pages of a hot file stay locked without being used, and how long a file whose pages could
+	// not stay locked is not hot again.
+	hotAge = pinnedAge
+	// heatAge is after how long without loads earlier ones do not count.
+	heatAge = 15 * time.Minute
+	// mostHeats is of how many files that are not attached the heat is remembered.
+	mostHeats = 4096
+)
+
+// heat says whether a file is hot.
+type heat struct {
+	hot atomic.Bool
+	// read counts bytes that devices got through the host's page cache since the file was hot. used is when bytes last
+	// came from there or from locked pages, and cooled when the file was last hot, in nanoseconds since the epoch.
+	read, used, cooled atomic.Int64
+}
+
+// warm notes that a device got n bytes through the host's page cache.
+func (h *heat) warm(n int64) {
+	if since(h.used.Swap(time.Now().UnixNano())) > heatAge {
+		h.read.Store(0)
+	}
+	h.read.Add(n)
+}
+
+// cool ends the heat of a file.
+func (h *heat) cool() {
+	h.read.Store(0)
+	if h.hot.Swap(false) {
+		h.cooled.Store(time.Now().UnixNano())
+	}
+}
+
+// heats remembers how much was read from home of files that are not attached. Programs may load a file again and again,
+// each time after it has left all devices.
+type heats map[FileID]remembered
+
+// remembered is heat.read and heat.used.
+type remembered struct{ read, used int64 }
+
+// keep remembers a file that is detached.
+func (h heats) keep(f *File) {
+	of := remembered{f.locking.heat.read.Load(), f.locking.heat.used.Load()}
+	if of.read == 0 || f.orphan {
+		return
+	}
+	if len(h) == mostHeats {
+		clear(h)
+	}
+	h[f.id] = of
+}
+
+// recall gives a new File what is remembered of its file.
+func (h heats) recall(f *File) {
+	of := h[f.id]
+	f.locking.heat.read.Store(of.read)
+	f.locking.heat.used.Store(of.used)
+	delete(h, f.id)
+}
+
+// since returns how long ago t was, in nanoseconds since the epoch.
+func since(t int64) time.Duration { return time.Since(time.Unix(0, t)) }
+
+// countWays adds a transfer from home to the counters, and to the heat of the file.
+func (f *File) countWays(from mover.Ways) {
+	f.count(func(c *Counters) {
+		c.LockedPages.Add(from.Locked)
+		c.CachedPages.Add(from.Cached)
+		c.DirectPages.Add(from.Direct)
+		c.BufferedPages.Add(from.Buffered)
+	})
+	if from.Locked+from.Cached+from.Buffered > 0 {
+		f.locking.heat.warm((from.Cached + from.Buffered) << page.Shift)
+	}
+}
+
+// heatLocked decides whether the file is hot. A file that is hot no longer is unlocked, unless it is pinned.
+func (f *File) heatLocked() {
+	h := &f.locking.heat
+	switch {
+	case f.Pinning().Host:
+		h.cool()
+	case h.hot.Load():
+		if f.locking.now.Load() != nil && since(h.used.Load()) > f.c.hotAge {
+			f.coolLocked()
+		}
+	case h.read.Load() >= hotLoads*countsFor(f.size) && since(h.cooled.Load()) > f.c.hotAge &&
+		!f.locking.gaveUp.Load():
+		h.hot.Store(true)
+	}
+}
+
+// coolLocked unlocks the pages of a file that is not pinned.
+func (f *File) coolLocked() {
+	f.locking.heat.cool()
+	if !f.Pinning().Host {
+		f.unlockHomeLocked()
+	}
+}
+
+// Unlock implements residency.LockedFile.
+func (f *File) Unlock() {
+	f.c.lanes.do(f, choreUnlock, func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.coolLocked()
+		f.dropIdleLocked()
+	})
+}
