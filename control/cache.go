@@ -72,8 +72,8 @@ type ViewMapping interface {
 	Mapping
 	// Size returns the bytes of the view.
 	Size() int64
-	// Fill brings the view up to date for the first time. If it fails, it may be called again.
-	Fill(ctx context.Context, launder bool) error
+	// Fill waits until the view is up to date for the first time. If it fails, it may be called again.
+	Fill(ctx context.Context) error
 }
 
 // Range is a range of a mapping that the Cache made.

@@ -80,7 +80,7 @@ func (s *session) serveMapView(id requestID, r mapViewRequest) {
 	if !s.sendMapping(id, m, reply, lazy) || lazy {
 		return
 	}
-	err = s.patiently(func() error { return m.Mapping.(ViewMapping).Fill(s.ctx, r.flags&mapLaunder != 0) })
+	err = s.patiently(func() error { return m.Mapping.(ViewMapping).Fill(s.ctx) })
 	if err != nil {
 		s.finish(id, err) // the client gives the mapping back
 		return
@@ -116,6 +116,7 @@ func (s *session) openView(r mapViewRequest) (*openMap, mapped, error) {
 			Segments:  r.segments,
 			Alignment: r.alignment,
 			Lazy:      r.flags&mapLazy != 0,
+			Launder:   r.flags&mapLaunder != 0,
 			User:      s.who.Uid,
 			Limited:   s.ordinary,
 			Cgroup:    s.cgroup,

@@ -9,8 +9,9 @@ import (
 // write-back interval, retries failed collects, refreshes replicas when base copies take too much memory, and makes
 // files drop lost devices. It never waits for a file: the lanes do the work.
 func (c *Cache) run(ctx context.Context) {
-	tick := time.NewTicker(max(c.interval/4, 10*time.Millisecond))
+	tick, pins := time.NewTicker(max(c.interval/4, 10*time.Millisecond)), time.NewTicker(c.pinTick)
 	defer tick.Stop()
+	defer pins.Stop()
 	wait := firstRetry
 	var retry, unused <-chan time.Time // nil: nothing to retry; no mapping has just ended
 	for {
@@ -19,10 +20,17 @@ func (c *Cache) run(ctx context.Context) {
 			return
 		case <-tick.C:
 			c.lanes.look()
-			c.pinned.Trim(pinnedAge)
 			for _, f := range c.snapshotFiles() {
 				f.noteStuck()
 				c.lanes.do(f, choreDue, func() { f.collectDue(ctx) })
+			}
+		case <-pins.C:
+			c.pinned.Trim(pinnedAge)
+			c.idleRelays.trim(pinnedAge)
+			for _, f := range c.snapshotFiles() {
+				if f.mayLock() || f.locking.heat.read.Load() > 0 {
+					c.lanes.do(f, choreLock, func() { f.lockDue(ctx) })
+				}
 			}
 		case <-c.idle:
 			unused = time.After(unusedAfter)
@@ -47,8 +55,12 @@ func (c *Cache) run(ctx context.Context) {
 	}
 }
 
-// pinnedAge is how long unused pinned memory is kept. Pinning memory again takes long.
-const pinnedAge = 30 * time.Second
+// pinnedAge is how long unused pinned memory and relays are kept. Making them takes long. pinTick is how often the
+// background looks for these, and for files whose pages are to be locked or unlocked.
+const (
+	pinnedAge = 30 * time.Second
+	pinTick   = 500 * time.Millisecond
+)
 
 // unusedAfter is how long after the end of the last mapping everything is brought home, however recent. Programs that
 // map files keep the mount open; once they are gone, it should be possible to unmount it soon.
@@ -104,8 +116,6 @@ func (f *File) collectDue(ctx context.Context) {
 		return
 	}
 	f.untrackIdleLocked()
-	f.heatLocked()
-	f.relockDueLocked(ctx)
 	if home, ok := f.home.(RemovableHome); ok && !f.orphan && home.Removed() {
 		f.orphan = true // it was removed directly in SOURCE
 	}

@@ -79,6 +79,7 @@ type Options struct {
 	Log *slog.Logger
 
 	stuckAfter time.Duration // 0 stands for defaultStuckAfter
+	pinTick    time.Duration // 0 stands for the constant pinTick
 }
 
 // Cache is the page cache of one mount. Its methods may be called from any goroutine.
@@ -122,8 +123,10 @@ type Cache struct {
 	landPause   time.Duration
 	relockAfter time.Duration
 	hotAge      time.Duration
+	pinTick     time.Duration // immutable
 	// gather is gatherTime unless a test changes it. Immutable.
-	gather func(size int64) time.Duration
+	gather     func(size int64) time.Duration
+	idleRelays idleRelays
 	// noPeer is the set of devicePairs that turned out to have no direct path.
 	noPeer sync.Map
 
@@ -214,6 +217,7 @@ func New(o Options) (*Cache, error) {
 		landPause:     landPause,
 		relockAfter:   relockAfter,
 		hotAge:        hotAge,
+		pinTick:       cmp.Or(o.pinTick, pinTick),
 		writeBack:     o.WriteBack,
 
 		stuckAfter: cmp.Or(o.stuckAfter, defaultStuckAfter),
@@ -490,6 +494,7 @@ func (c *Cache) Close(ctx context.Context) error {
 	c.reads.Wait()
 	c.pages.free()
 	c.pinned.Trim(0)
+	c.idleRelays.trim(0)
 	for _, d := range c.devices {
 		if err := d.Close(); err != nil {
 			errs = append(errs, fmt.Errorf("device %d: %w", d.info.Ordinal, err))

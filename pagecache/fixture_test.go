@@ -409,7 +409,7 @@ func newMachine(t *testing.T, devices int, options ...machineOption) *machine {
 func newKeyedMachine(t *testing.T, keys []*gpubackend.DigestKey, options ...machineOption) *machine {
 	t.Helper()
 	m := &machine{t: t}
-	o := Options{WriteBackInterval: time.Hour}
+	o := Options{WriteBackInterval: time.Hour, pinTick: time.Hour}
 	size := int64(64 << 20)
 	for _, opt := range options {
 		opt(&o, &size)
@@ -628,6 +628,7 @@ var (
 func (c *Cache) collectDue(ctx context.Context) {
 	for _, f := range c.snapshotFiles() {
 		f.collectDue(ctx)
+		f.lockDue(ctx)
 	}
 }
 

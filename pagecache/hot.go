@@ -1,6 +1,7 @@
 package pagecache
 
 import (
+	"context"
 	"sync/atomic"
 	"time"
 
@@ -107,6 +108,18 @@ func (f *File) heatLocked() {
 		!f.locking.gaveUp.Load():
 		h.hot.Store(true)
 	}
+}
+
+// lockDue locks or unlocks the pages of the file, if that is due.
+func (f *File) lockDue(ctx context.Context) {
+	f.mu.LockLater()
+	defer f.mu.Unlock()
+	if f.detached.Load() {
+		return
+	}
+	f.heatLocked()
+	f.relockDueLocked(ctx)
+	f.dropIdleLocked()
 }
 
 // coolLocked unlocks the pages of a file that is not pinned.

@@ -59,6 +59,20 @@ func TestHotFile(t *testing.T) {
 	require.Nil(t, m.cache.Lookup(src.id))
 }
 
+// TestHotFileBetweenCollects: the background locks hot files, and unlocks them, however rarely it writes home.
+func TestHotFileBetweenCollects(t *testing.T) {
+	m := newMachine(t, 1, pinnedMemory(2*leastLocked), func(o *Options, _ *int64) { o.pinTick = time.Millisecond })
+	m.cache.hotAge = 300 * time.Millisecond
+	src := m.noisyFile(leastLocked)
+	p := m.run(src, 0, 0, page.Size, false)
+	for range hotLoads {
+		m.load(src)
+	}
+	m.locked(src)
+	m.unlocked(src)
+	p.unmap()
+}
+
 // TestHotFileChanges: a change of home unlocks the pages of a hot file. It is hot again after further loads, but not
 // soon.
 func TestHotFileChanges(t *testing.T) {

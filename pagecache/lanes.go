@@ -28,6 +28,7 @@ const (
 	choreViews // dropEmptyViews
 	choreLand
 	choreUnlock
+	choreLock // lockDue
 )
 
 // differs reports whether every task of this kind is needed, because it has its own work or a caller waits for its end.

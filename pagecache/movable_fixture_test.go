@@ -35,7 +35,7 @@ func newMovingMachine(t *testing.T, devices, extents, pinned int, change ...func
 	key, err := gpubackend.NewDigestKey(rand.Reader)
 	require.NoError(t, err)
 	m := &machine{t: t}
-	o := Options{WriteBackInterval: time.Hour, PinnedMemory: int64(pinned) * brick}
+	o := Options{WriteBackInterval: time.Hour, pinTick: time.Hour, PinnedMemory: int64(pinned) * brick}
 	for i := range devices {
 		of := emulated.Options{
 			Ordinal: i, Memory: int64(extents) * brick, Granularity: brick, Poison: true, CopyEngines: true, Key: key,

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/gpubackend/faulty"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache/mover"
@@ -57,6 +58,66 @@ func TestNeighboursLinksAreUsed(t *testing.T) {
 	v.unmap()
 	m.cache.Lookup(src.id).dropViews()
 	require.Eventually(t, func() bool { return m.used() == before }, time.Minute, time.Millisecond)
+}
+
+// idleRelayMemory returns the memory of relays that no fill uses.
+func (c *Cache) idleRelayMemory() (list []gpubackend.Memory) {
+	c.idleRelays.mu.Lock()
+	defer c.idleRelays.mu.Unlock()
+	for _, idle := range c.idleRelays.list {
+		for _, x := range idle {
+			list = append(list, x.relay.Memory)
+		}
+	}
+	return list
+}
+
+// TestRelaysAreKept: the next fill uses the same staging memory. It is freed after a while, and at once if its relay
+// failed.
+func TestRelaysAreKept(t *testing.T) {
+	m, src, req := relayed(t, 2)
+	fill := func() {
+		v, err := whileStuck(m, src, req, func() bool { return m.through(1) > 0 })
+		require.NoError(t, err)
+		v.check()
+		v.unmap()
+		m.cache.Lookup(src.id).dropViews()
+	}
+	fill()
+	kept := m.cache.idleRelayMemory()
+	require.Len(t, kept, relaysEach)
+	m.devices[1].SetFree(0)
+	fill()
+	require.ElementsMatch(t, kept, m.cache.idleRelayMemory())
+	m.cache.idleRelays.trim(time.Hour)
+	require.Len(t, m.cache.idleRelayMemory(), relaysEach)
+
+	m.devices[1].Fail(faulty.CopyIn, 1, errors.New("the link is broken"))
+	before := m.devices[1].Calls(faulty.CopyIn)
+	v, err := whileStuck(m, src, req, func() bool { return m.devices[1].Calls(faulty.CopyIn) > before })
+	require.NoError(t, err)
+	v.check()
+	require.Len(t, m.cache.idleRelayMemory(), relaysEach-1)
+	m.cache.idleRelays.trim(0)
+	require.Empty(t, m.cache.idleRelayMemory())
+	for _, mem := range kept {
+		require.Error(t, mem.Free(), "it is freed")
+	}
+	v.unmap()
+}
+
+// TestRelaysOfFillsAtOnce: of two fills at once each has relays of its own. Only those of one are kept.
+func TestRelaysOfFillsAtOnce(t *testing.T) {
+	m, _, _ := relayed(t, 2)
+	d := m.cache.devices[0]
+	first, back := m.cache.relays(d, 1<<30)
+	second, backToo := m.cache.relays(d, 1<<30)
+	require.Len(t, first, relaysEach)
+	require.Len(t, second, relaysEach)
+	back()
+	backToo()
+	require.Len(t, m.cache.idleRelayMemory(), relaysEach)
+	require.Error(t, second[0].Memory.Free(), "it is freed")
 }
 
 // TestNeighboursLinksThatFail: pieces that a neighbour began to carry and did not deliver come over other links.

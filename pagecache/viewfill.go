@@ -14,10 +14,11 @@ import (
 )
 
 const (
-	// viewPages is the most pages of one transfer to a view, 4 GiB. viewRuns is the most runs of pages; a list of them
-	// takes 8 MiB. At the end of a transfer a view waits for its device. Other views that read meanwhile do not read
-	// for it, so it reads the same pages again. So the rows of a large file should be one transfer.
-	viewPages = 1 << 20
+	// viewPages is the most pages of one transfer to a view, 64 GiB. viewRuns is the most runs of pages; a list of them
+	// takes 8 MiB. At the end of a transfer a view waits for its device, and nothing moves for milliseconds. Other
+	// views that read meanwhile do not read for it, so it reads the same pages again. So most views should be one
+	// transfer.
+	viewPages = 1 << 24
 	viewRuns  = 1 << 19
 	// heldRuns is the most runs if some may be copied under one hold of File.mu.
 	heldRuns = holdPeer / 16

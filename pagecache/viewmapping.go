@@ -23,6 +23,7 @@ type ViewRequest struct {
 	Segments  []view.Segment // files are numbered as the sources. OpenView keeps the slice
 	Alignment int64          // of each segment in the view
 	Lazy      bool           // nobody will call Fill
+	Launder   bool           // the fill first flushes the kernel's dirty pages of the files
 	User      uint32
 	Limited   bool
 	// Cgroup is as in MapRequest.
@@ -31,20 +32,23 @@ type ViewRequest struct {
 	Tenant string
 }
 
-// ViewMapping is a client's window on a View. Its methods may be called from any goroutine.
+// ViewMapping is a client's window on a View. Its methods may be called from any goroutine, Fill from one at a time.
 type ViewMapping struct {
 	v       *View
 	pin     *residency.Pin
 	extents []Extent // immutable once OpenView returned
+	launder bool     // immutable
 	// begun ends the wait of the first file's other views for this one.
 	begun func()
+	// first gets the result of the fill that OpenView began; nil if the view is lazy, or once Fill has it.
+	first chan error
 
 	lifetime
 }
 
-// OpenView maps a view of files on a device for a client, without the bytes, so that the client imports the memory
-// while Fill brings them. The caller calls Fill next, unless the request is lazy: other views of the file may be
-// waiting for it. It blocks on homes, on the device, and on evictions. Errors: EINVAL (segments, alignment), EOVERFLOW
+// OpenView maps a view of files on a device for a client. Unless the request is lazy, it begins to bring the bytes, and
+// the caller calls Fill next. Meanwhile the memory is exported, and the client imports it: that takes milliseconds for
+// large views. It blocks on homes, on the device, and on evictions. Errors: EINVAL (segments, alignment), EOVERFLOW
 // (past the largest file), EACCES (a descriptor does not allow reading), ENODEV, ENOMEM (budget, or host memory for the
 // list of segments), ESHUTDOWN, and errors of homes.
 func (c *Cache) OpenView(ctx context.Context, sources []Source, req ViewRequest) (*ViewMapping, error) {
@@ -52,21 +56,9 @@ func (c *Cache) OpenView(ctx context.Context, sources []Source, req ViewRequest)
 	if err != nil {
 		return nil, err
 	}
-	layout, err := view.New(len(sources), req.Segments, req.Alignment)
-	switch {
-	case errors.Is(err, view.ErrTooFar):
-		return nil, fail(syscall.EOVERFLOW, "%v", err)
-	case err != nil:
-		return nil, fail(syscall.EINVAL, "%v", err)
-	case layout.Size() > dev.room.Budget(): // checked before host memory is used
-		return nil, fail(syscall.ENOMEM,
-			"the view needs %s on device %d, whose budget is %s; map less, or raise gpu-memory with 'gaiafs set'",
-			humanize.IBytes(uint64(layout.Size())), dev.info.Ordinal, humanize.IBytes(uint64(dev.room.Budget())))
-	}
-	for _, src := range sources {
-		if !src.Readable() {
-			return nil, fail(syscall.EACCES, "the descriptor of %s is not open for reading", src.Name())
-		}
+	layout, err := req.layout(dev, sources)
+	if err != nil {
+		return nil, err
 	}
 	files := make([]*File, len(sources))
 	for i, src := range sources {
@@ -94,7 +86,7 @@ func (c *Cache) OpenView(ctx context.Context, sources []Source, req ViewRequest)
 	if err != nil {
 		return nil, err
 	}
-	m := &ViewMapping{v: v}
+	m := &ViewMapping{v: v, launder: req.Launder}
 	m.start()
 	if err := m.begin(ctx, req, by); err != nil {
 		m.leave(ctx)
@@ -107,7 +99,28 @@ func (c *Cache) OpenView(ctx context.Context, sources []Source, req ViewRequest)
 	return m, nil
 }
 
-// begin gets memory for the view, and exports it.
+// layout returns the layout of the view, unless it is too large for the device or may not be read.
+func (req *ViewRequest) layout(dev *device, sources []Source) (*view.Layout, error) {
+	layout, err := view.New(len(sources), req.Segments, req.Alignment)
+	switch {
+	case errors.Is(err, view.ErrTooFar):
+		return nil, fail(syscall.EOVERFLOW, "%v", err)
+	case err != nil:
+		return nil, fail(syscall.EINVAL, "%v", err)
+	case layout.Size() > dev.room.Budget(): // checked before host memory is used
+		return nil, fail(syscall.ENOMEM,
+			"the view needs %s on device %d, whose budget is %s; map less, or raise gpu-memory with 'gaiafs set'",
+			humanize.IBytes(uint64(layout.Size())), dev.info.Ordinal, humanize.IBytes(uint64(dev.room.Budget())))
+	}
+	for _, src := range sources {
+		if !src.Readable() {
+			return nil, fail(syscall.EACCES, "the descriptor of %s is not open for reading", src.Name())
+		}
+	}
+	return layout, nil
+}
+
+// begin gets memory for the view, begins to fill it, and exports it.
 func (m *ViewMapping) begin(ctx context.Context, req ViewRequest, by residency.Tenant) (err error) {
 	v := m.v
 	v.c.beginMapping()
@@ -125,26 +138,67 @@ func (m *ViewMapping) begin(ctx context.Context, req ViewRequest, by residency.T
 		Ends:  true,
 		By:    by,
 	})
-	if err == nil {
-		m.pin.Watch(func(x *residency.Extent, at residency.Placement) {
-			e := Extent{Offset: x.Pages().Offset(), Size: x.Size()}
-			if err == nil {
-				e.Descriptor, err = at.Memory.Export(false)
-			}
-			m.extents = append(m.extents, e)
-		})
-	}
 	if err != nil {
-		v.c.lose(v.dev, err)
-		return v.dev.fault(err)
+		return m.failed(err)
 	}
-	return nil
+	stop := func() {}
+	if !req.Lazy {
+		stop = m.beginFill(ctx)
+	}
+	if err = m.export(); err != nil {
+		stop()
+	}
+	return err
 }
 
-// Fill brings the view up to date for the first time. With launder, it first flushes the kernel's dirty pages of the
-// files. It blocks on homes and on the device. If it fails, it may be called again. Errors: EINVAL after Unmap, ENODEV,
-// ENOMEM (host memory for copies), and errors of homes.
-func (m *ViewMapping) Fill(ctx context.Context, launder bool) error {
+// failed reports an error of the device, if there is one.
+func (m *ViewMapping) failed(err error) error {
+	if err != nil {
+		m.v.c.lose(m.v.dev, err)
+		err = m.v.dev.fault(err)
+	}
+	return err
+}
+
+// export makes the descriptors of the extents.
+func (m *ViewMapping) export() (err error) {
+	m.pin.Watch(func(x *residency.Extent, at residency.Placement) {
+		e := Extent{Offset: x.Pages().Offset(), Size: x.Size()}
+		if err == nil {
+			e.Descriptor, err = at.Memory.Export(false)
+		}
+		m.extents = append(m.extents, e)
+	})
+	return m.failed(err)
+}
+
+// Fill brings the view up to date for the first time, or waits until OpenView has done so. It blocks on homes and on
+// the device. If it fails, it may be called again. Errors: EINVAL after Unmap, ENODEV, ENOMEM (host memory for copies),
+// and errors of homes.
+func (m *ViewMapping) Fill(ctx context.Context) error {
+	if first := m.first; first != nil {
+		m.first = nil
+		return <-first // it ends soon after the ctx of OpenView
+	}
+	return m.fill(ctx)
+}
+
+// beginFill begins to fill the view. stop ends that, and waits for its end.
+func (m *ViewMapping) beginFill(ctx context.Context) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	first := make(chan error, 1)
+	m.first = first
+	go func() {
+		defer cancel()
+		first <- m.fill(ctx)
+	}()
+	return func() {
+		cancel()
+		<-first
+	}
+}
+
+func (m *ViewMapping) fill(ctx context.Context) error {
 	defer m.begun()
 	if err := m.enter(m.v.dev); err != nil {
 		return err
@@ -152,7 +206,7 @@ func (m *ViewMapping) Fill(ctx context.Context, launder bool) error {
 	defer m.calls.Done()
 	v := m.v
 	_, _, err := v.c.atOneVersion(ctx, v.files, func() (int64, error) {
-		return v.acquire(ctx, page.Span(0, v.layout.Size()), launder, m.begun)
+		return v.acquire(ctx, page.Span(0, v.layout.Size()), m.launder, m.begun)
 	})
 	return err
 }

@@ -33,7 +33,7 @@ func (c *Cache) mapView(ctx context.Context, sources []Source, req ViewRequest) 
 	if err != nil || req.Lazy {
 		return m, err
 	}
-	if err := m.Fill(ctx, false); err != nil {
+	if err := m.Fill(ctx); err != nil {
 		_ = m.Unmap(ctx)
 		return nil, err
 	}

@@ -362,7 +362,7 @@ func TestNobodyWaitsForTheSameView(t *testing.T) {
 	ctx, stop := context.WithTimeout(t.Context(), 10*time.Second)
 	defer stop()
 	for i, m := range mappings {
-		s.group.Go(func() { s.errs[i] = m.Fill(ctx, false) })
+		s.group.Go(func() { s.errs[i] = m.Fill(ctx) })
 	}
 	s.group.Wait()
 	require.NoError(t, errors.Join(s.errs[:]...))

@@ -83,13 +83,13 @@ func TestNoMemoryToFillAView(t *testing.T) {
 	m := newMachine(t, 1)
 	src := m.noisyFile(1 << 20)
 	req := withAlignment(ViewRequest{Segments: []view.Segment{bytesOf(100, 1<<19)}})
+	m.devices[0].Fail(faulty.HostBuffer, 1, gpubackend.ErrNoMemory)
 	vm, err := m.cache.OpenView(t.Context(), []Source{src}, req)
 	require.NoError(t, err)
-	m.devices[0].Fail(faulty.HostBuffer, 1, gpubackend.ErrNoMemory)
-	err = vm.Fill(t.Context(), false)
+	err = vm.Fill(t.Context())
 	require.ErrorIs(t, err, syscall.ENOMEM)
 	require.Equal(t, 1, strings.Count(err.Error(), "device 0 has no memory left"), err)
-	require.NoError(t, vm.Fill(t.Context(), false))
+	require.NoError(t, vm.Fill(t.Context()))
 	(&viewer{vm, m, []*source{src}}).check()
 }
 

@@ -33,15 +33,18 @@ func shardRows(ctx context.Context, s *session) ([]rows.Row, error) {
 	}
 	n := min(d.size, s.size)
 	v, alone := &viewer{s: s, d: d, n: n}, &viewer{s: own, d: d, n: n}
-	var times []float64 // how often the file was read, in each round
-	shards := v.shards(fmt.Sprintf("gaiafs, %d shards at once", rankCount), &times)
+	var times, locked []float64 // in each round: how often the file was read, and how often from locked pages
+	shards := v.shards(fmt.Sprintf("gaiafs, %d shards at once", rankCount), &times, &locked)
 	whole := alone.one("gaiafs, the whole file on one GPU, over its own link")
 	links := min(len(s.gpus), rankCount)
 	name := fmt.Sprintf("%s in %d shards of rows of %s, on %d GPUs", sizeText(v.n), rankCount, sizeText(rowSize), links)
 	return []rows.Row{{
 		Group: "shards", Name: name, Unit: rows.GBPerSecond, Sides: []rows.Side{shards, whole},
 		Targets: []rows.Target{{Against: whole.Name, Limit: float64(links) / shardSlack}},
-		Note:    func() string { return "a shard is rows of a matrix; the speed is that of all of them together" },
+		Note: func() string {
+			return fmt.Sprintf("a shard is rows of a matrix; the speed is that of all of them together. Of what was read, "+
+				"the pages were locked, because the file is hot, by rounds: %.2g", locked)
+		},
 	}, {
 		Group: "shards", Name: "how often they read the file", Unit: rows.Count, Rounds: 1,
 		Targets: []rows.Target{{Limit: mostRead}},
@@ -55,8 +58,9 @@ func shardRows(ctx context.Context, s *session) ([]rows.Row, error) {
 	}}, nil
 }
 
-// shards makes the side in which all ranks load their parts at the same time. times gets how often the file was read.
-func (v *viewer) shards(name string, times *[]float64) rows.Side {
+// shards makes the side in which all ranks load their parts at the same time. times gets how often the file was read,
+// and locked the part of that for which its pages were locked.
+func (v *viewer) shards(name string, times, locked *[]float64) rows.Side {
 	gpus := make([]gpu, rankCount)
 	for r := range gpus {
 		gpus[r] = v.s.gpus[r%len(v.s.gpus)]
@@ -82,6 +86,7 @@ func (v *viewer) shards(name string, times *[]float64) rows.Side {
 			read := counters["locked_pages"] + counters["cached_pages"] + counters["direct_pages"] +
 				counters["buffered_pages"]
 			*times = append(*times, float64(read*pageSize)/float64(n))
+			*locked = append(*locked, float64(counters["locked_pages"])/float64(max(read, 1)))
 			return speed, err
 		},
 	}
@@ -181,6 +186,10 @@ func pinnedRows(ctx context.Context, s *session) ([]rows.Row, error) {
 	if err != nil {
 		return nil, err
 	}
+	copied, err := s.another(ctx, "copied", d, "--pinned-memory", "0")
+	if err != nil {
+		return nil, err
+	}
 	const group = "pinned"
 	path := filepath.Join(other.mount.dir, d.name)
 	began := time.Now()
@@ -194,8 +203,8 @@ func pinnedRows(ctx context.Context, s *session) ([]rows.Row, error) {
 		return nil, err
 	}
 	n := min(d.size, s.size, status.Devices[0].Memory/20*19)
-	pinned, plain := &viewer{s: other, d: d, n: n}, &viewer{s: s, d: d, n: n}
-	const ours, notPinned = "gaiafs, pinned on the host", "gaiafs"
+	pinned, plain := &viewer{s: other, d: d, n: n}, &viewer{s: copied, d: d, n: n}
+	const ours, notPinned = "gaiafs, pinned on the host", "gaiafs, --pinned-memory 0"
 	list := []rows.Row{{
 		Group: group, Name: sizeText(n) + " in a view on one GPU", Unit: rows.GBPerSecond,
 		Sides:   []rows.Side{pinned.one(ours), plain.one(notPinned)},
@@ -204,13 +213,13 @@ func pinnedRows(ctx context.Context, s *session) ([]rows.Row, error) {
 			return fmt.Sprintf("over the links of %d GPUs; pinning took %.2f s", len(s.gpus), took.Seconds())
 		},
 	}}
-	var times []float64
+	var times, locked []float64
 	whole := pinned.one("gaiafs, pinned, the whole file on one GPU")
 	links := min(len(s.gpus), rankCount)
 	return append(list, rows.Row{
 		Group: group, Name: fmt.Sprintf("%s in %d shards, on %d GPUs", sizeText(n), rankCount, links),
 		Unit:    rows.GBPerSecond,
-		Sides:   []rows.Side{pinned.shards("gaiafs, pinned, all shards at once", &times), whole},
+		Sides:   []rows.Side{pinned.shards("gaiafs, pinned, all shards at once", &times, &locked), whole},
 		Targets: []rows.Target{{Against: whole.Name, Limit: 1 / shardSlack}},
 	}), nil
 }

@@ -13,10 +13,11 @@ import (
 
 // View is a client's window on a view. It implements control.ViewMapping. Views share no memory.
 type View struct {
-	cache  *Cache
-	device int
-	layout *view.Layout
-	homes  []pagecache.Home
+	cache   *Cache
+	device  int
+	layout  *view.Layout
+	homes   []pagecache.Home
+	launder bool
 
 	mu      sync.Mutex
 	extents []*extent // guarded by mu
@@ -34,7 +35,7 @@ func (c *Cache) OpenView(_ context.Context, sources []pagecache.Source,
 	case layout.Size() > maxMapping:
 		return nil, fmt.Errorf("%d bytes are more than a mapping may have: %w", layout.Size(), syscall.ENOMEM)
 	}
-	v := &View{cache: c, device: req.Device, layout: layout}
+	v := &View{cache: c, device: req.Device, layout: layout, launder: req.Launder}
 	c.mu.Lock()
 	c.countLocked(1)
 	c.mu.Unlock()
@@ -58,13 +59,13 @@ func (c *Cache) OpenView(_ context.Context, sources []pagecache.Source,
 }
 
 // Fill copies the whole view, once the Gate lets it.
-func (v *View) Fill(ctx context.Context, launder bool) error {
+func (v *View) Fill(ctx context.Context) error {
 	if gate := v.cache.Gate; gate != nil {
 		if err := gate(ctx); err != nil {
 			return err
 		}
 	}
-	_, err := v.Acquire(ctx, 0, v.layout.Size(), launder)
+	_, err := v.Acquire(ctx, 0, v.layout.Size(), v.launder)
 	return err
 }
 

@@ -489,7 +489,7 @@ func (p *Fill) readInPlace(x *Piece) bool {
 	if !mapped.Try(func() { err = p.prepare(&y) }) || err != nil {
 		return false // the file has become shorter
 	}
-	y.Ways.Locked = pagesOf(y.Steps)
+	y.Ways.Locked = int64(page.Count(y.bytes)) // of rows, the device copies only what it wants
 	*x = y
 	return true
 }

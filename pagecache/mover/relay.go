@@ -27,6 +27,12 @@ type Relay struct {
 	broken bool
 }
 
+// Reset prepares the relay for another Fill, when Run has returned. It reports false if the relay has failed.
+func (r *Relay) Reset() bool {
+	r.speed = 0
+	return !r.broken
+}
+
 // RelayBytes is the staging memory that a Relay needs.
 const RelayBytes = callBytes + PieceBytes
 
