@@ -460,6 +460,29 @@ func (c *Cache) snapshotFiles() []*File {
 	return files
 }
 
+// waitWork waits for all work that uses devices. No new work begins.
+func (c *Cache) waitWork() {
+	c.background.Wait() // it gives the lanes work
+	c.lanes.work.Wait()
+	c.background.Wait() // lanes, and reads that came in late, may have started work
+	c.reads.Wait()
+}
+
+// waitIn calls wait, and returns when it has returned, or ctx's error when ctx ends before that.
+func waitIn(ctx context.Context, wait func()) error {
+	done := make(chan struct{})
+	go func() {
+		wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
 func (c *Cache) snapshotLosses() []*Loss {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -488,10 +511,9 @@ func (c *Cache) Close(ctx context.Context) error {
 	if !all {
 		return errors.Join(errs...) // a goroutine may still use the devices
 	}
-	c.background.Wait() // it gives the lanes work
-	c.lanes.work.Wait()
-	c.background.Wait() // lanes, and reads that came in late, may have started work
-	c.reads.Wait()
+	if err := waitIn(ctx, c.waitWork); err != nil { // the pages of a file are being locked, and its home hangs
+		return errors.Join(append(errs, fmt.Errorf("the daemon is still busy with a file: %w", err))...)
+	}
 	c.pages.free()
 	c.pinned.Trim(0)
 	c.idleRelays.trim(0)

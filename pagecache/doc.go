@@ -92,7 +92,7 @@
 //
 // The pages of a file that is pinned on the host are page-locked in the host's page cache, and devices copy from there
 // (locked.go). Every change of home unlocks them, and the background locks them again. It also locks those of files
-// that are loaded again and again, while there is pinned memory to spare (hot.go).
+// that are loaded again and again (hot.go).
 //
 // # Groups
 //

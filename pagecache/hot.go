@@ -2,6 +2,7 @@ package pagecache
 
 import (
 	"context"
+	"math"
 	"sync/atomic"
 	"time"
 
@@ -10,9 +11,9 @@ import (
 )
 
 // A file is hot when devices have got twice as many bytes through the host's page cache as it has: it is loaded again
-// and again, or its extents do not fit on the devices that use them. While half of the pinned memory is unused, the
-// background locks the pages of hot files, as if they were pinned on the host. So the next bytes come at the speed of
-// the link, and take no cores. The pages are unlocked when others need the memory, when home changes, and after hotAge
+// and again, or its extents do not fit on the devices that use them. The background locks the pages of hot files, as if
+// they were pinned on the host. So the next bytes come at the speed of the link, and take no cores. Hot files have
+// memory of their own for that (residency.Pinned.LockHot). The pages are unlocked when home changes, and after hotAge
 // without use.
 
 const (
@@ -31,13 +32,13 @@ const (
 type heat struct {
 	hot atomic.Bool
 	// read counts bytes that devices got through the host's page cache since the file was hot. used is when bytes last
-	// came from there or from locked pages, and cooled when the file was last hot, in nanoseconds since the epoch.
+	// came from there or from locked pages, and cooled when the file was last hot (clock).
 	read, used, cooled atomic.Int64
 }
 
 // warm notes that a device got n bytes through the host's page cache.
 func (h *heat) warm(n int64) {
-	if since(h.used.Swap(time.Now().UnixNano())) > heatAge {
+	if since(h.used.Swap(clock())) > heatAge {
 		h.read.Store(0)
 	}
 	h.read.Add(n)
@@ -47,7 +48,7 @@ func (h *heat) warm(n int64) {
 func (h *heat) cool() {
 	h.read.Store(0)
 	if h.hot.Swap(false) {
-		h.cooled.Store(time.Now().UnixNano())
+		h.cooled.Store(clock())
 	}
 }
 
@@ -55,13 +56,14 @@ func (h *heat) cool() {
 // each time after it has left all devices.
 type heats map[FileID]remembered
 
-// remembered is heat.read and heat.used.
-type remembered struct{ read, used int64 }
+// remembered is a heat.
+type remembered struct{ read, used, cooled int64 }
 
 // keep remembers a file that is detached.
 func (h heats) keep(f *File) {
-	of := remembered{f.locking.heat.read.Load(), f.locking.heat.used.Load()}
-	if of.read == 0 || f.orphan {
+	heat := &f.locking.heat
+	of := remembered{heat.read.Load(), heat.used.Load(), heat.cooled.Load()}
+	if of.read == 0 && of.cooled == 0 || f.orphan {
 		return
 	}
 	if len(h) == mostHeats {
@@ -72,14 +74,26 @@ func (h heats) keep(f *File) {
 
 // recall gives a new File what is remembered of its file.
 func (h heats) recall(f *File) {
-	of := h[f.id]
-	f.locking.heat.read.Store(of.read)
-	f.locking.heat.used.Store(of.used)
+	of, heat := h[f.id], &f.locking.heat
+	heat.read.Store(of.read)
+	heat.used.Store(of.used)
+	heat.cooled.Store(of.cooled)
 	delete(h, f.id)
 }
 
-// since returns how long ago t was, in nanoseconds since the epoch.
-func since(t int64) time.Duration { return time.Since(time.Unix(0, t)) }
+// started is some time in the past.
+var started = time.Now().Add(-time.Hour)
+
+// clock returns the time in nanoseconds since started, whatever happens to the wall clock. It is never 0.
+func clock() int64 { return int64(time.Since(started)) }
+
+// since returns how long ago clock returned t. 0 is longer ago than anything else.
+func since(t int64) time.Duration {
+	if t == 0 {
+		return math.MaxInt64
+	}
+	return time.Duration(clock() - t)
+}
 
 // countWays adds a transfer from home to the counters, and to the heat of the file.
 func (f *File) countWays(from mover.Ways) {
@@ -122,20 +136,10 @@ func (f *File) lockDue(ctx context.Context) {
 	f.dropIdleLocked()
 }
 
-// coolLocked unlocks the pages of a file that is not pinned.
+// coolLocked ends the heat of the file, and unlocks its pages unless it is pinned.
 func (f *File) coolLocked() {
 	f.locking.heat.cool()
 	if !f.Pinning().Host {
 		f.unlockHomeLocked()
 	}
-}
-
-// Unlock implements residency.LockedFile.
-func (f *File) Unlock() {
-	f.c.lanes.do(f, choreUnlock, func() {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		f.coolLocked()
-		f.dropIdleLocked()
-	})
 }

@@ -1,7 +1,9 @@
 package pagecache
 
 import (
+	"context"
 	"errors"
+	"syscall"
 	"testing"
 	"time"
 
@@ -9,6 +11,7 @@ import (
 
 	"github.com/gaiafs/gaiafs/gpubackend/faulty"
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
 	"github.com/gaiafs/gaiafs/pagecache/view"
 )
 
@@ -43,11 +46,11 @@ func TestHotFile(t *testing.T) {
 	src := m.noisyFile(leastLocked)
 	f, p := m.heat(src)
 	p.unmap()
-	require.NoError(t, m.cache.CheckPinning(FileID{9, 9}, 2*leastLocked, Pinning{Host: true}))
 	require.Empty(t, m.cache.Inspect(src.id).Pinned)
 	require.EqualValues(t, f.size, m.cache.Inspect(src.id).LockedBytes)
 
 	before := f.counters.BufferedPages.Load()
+	f.locking.heat.used.Store(clock() - int64(2*hotAge))
 	m.load(src)
 	require.Equal(t, before, f.counters.BufferedPages.Load())
 	m.cache.collectDue(t.Context())
@@ -59,16 +62,33 @@ func TestHotFile(t *testing.T) {
 	require.Nil(t, m.cache.Lookup(src.id))
 }
 
+// TestWhatMakesHot: what came through the host's page cache counts, what came past it or from locked pages does not.
+func TestWhatMakesHot(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.file(page.Size)
+	p := m.run(src, 0, 0, page.Size, false)
+	f := m.cache.Lookup(src.id)
+	read := &f.locking.heat.read
+	read.Store(0)
+	f.countWays(mover.Ways{Locked: 1, Direct: 2})
+	require.Zero(t, read.Load())
+	f.countWays(mover.Ways{Cached: 4})
+	require.EqualValues(t, 4*page.Size, read.Load())
+	f.countWays(mover.Ways{Buffered: 8})
+	require.EqualValues(t, 12*page.Size, read.Load())
+	p.unmap()
+}
+
 // TestHotFileBetweenCollects: the background locks hot files, and unlocks them, however rarely it writes home.
 func TestHotFileBetweenCollects(t *testing.T) {
 	m := newMachine(t, 1, pinnedMemory(2*leastLocked), func(o *Options, _ *int64) { o.pinTick = time.Millisecond })
-	m.cache.hotAge = 300 * time.Millisecond
 	src := m.noisyFile(leastLocked)
 	p := m.run(src, 0, 0, page.Size, false)
 	for range hotLoads {
 		m.load(src)
 	}
 	m.locked(src)
+	m.cache.Lookup(src.id).locking.heat.used.Store(clock() - int64(2*hotAge))
 	m.unlocked(src)
 	p.unmap()
 }
@@ -82,6 +102,7 @@ func TestHotFileChanges(t *testing.T) {
 	f, p := m.heat(src)
 	src.write(t, 5, []byte("changed"))
 	m.unlocked(src)
+	require.Zero(t, f.locking.heat.read.Load())
 	m.cache.collectDue(t.Context())
 	for range hotLoads + 1 {
 		m.load(src)
@@ -103,7 +124,7 @@ func TestHotFileLeavesDevices(t *testing.T) {
 	require.Nil(t, m.cache.Lookup(src.id))
 	m.cache.mu.Lock()
 	of := m.cache.heats[src.id]
-	m.cache.heats[src.id] = remembered{of.read, of.used - int64(heatAge)}
+	m.cache.heats[src.id] = remembered{read: of.read, used: of.used - int64(heatAge)}
 	m.cache.mu.Unlock()
 	require.EqualValues(t, leastLocked, of.read)
 	m.load(src)
@@ -115,24 +136,27 @@ func TestHotFileLeavesDevices(t *testing.T) {
 	m.locked(src)
 }
 
-// TestHotFileMakesRoom: a hot file gives its pinned memory to a file that is pinned on the host, and gives it
-// back if there shall be less.
-func TestHotFileMakesRoom(t *testing.T) {
+// TestHotFileTakesNothing: hot files have memory of their own, half as much as pins and extents. When that becomes
+// less, they are unlocked.
+func TestHotFileTakesNothing(t *testing.T) {
 	m := newMachine(t, 1, pinnedMemory(2*leastLocked))
-	src, other := m.noisyFile(leastLocked), m.noisyFile(2*leastLocked-page.Size)
+	src, other, third := m.noisyFile(leastLocked), m.noisyFile(2*leastLocked-page.Size), m.noisyFile(leastLocked)
 	_, p := m.heat(src)
-	g := m.lock(other)
-	require.Zero(t, src.mapped())
-	g.SetPinning(Pinning{})
-	m.unlocked(other)
-	m.cache.hotAge = 0
-	m.load(src)
-	m.load(src)
-	m.cache.collectDue(t.Context())
+	require.EqualValues(t, leastLocked, m.cache.Status().PinnedHotBytes)
+	require.Zero(t, m.cache.Status().PinnedBytes)
+	m.lock(other)
 	m.locked(src)
-	require.NoError(t, m.cache.SetPinnedMemory(t.Context(), leastLocked-1))
-	m.unlocked(src)
+	q := m.run(third, 0, 0, page.Size, false)
+	for range hotLoads {
+		m.load(third)
+	}
+	m.cache.collectDue(t.Context())
+	require.Eventually(t, func() bool { return !m.cache.Lookup(third.id).locking.heat.hot.Load() }, 10*time.Second,
+		time.Millisecond, "there is memory for one")
+	require.NoError(t, m.cache.SetPinnedMemory(t.Context(), 2*leastLocked-1))
+	require.Zero(t, m.cache.Status().PinnedHotBytes)
 	p.unmap()
+	q.unmap()
 }
 
 // TestHotFileIsPinned: a pin takes over the locked pages of a hot file. Once it is gone, they are unlocked.
@@ -141,8 +165,11 @@ func TestHotFileIsPinned(t *testing.T) {
 	src := m.noisyFile(leastLocked)
 	f, p := m.heat(src)
 	l := f.locking.now.Load()
-	m.lock(src)
+	m.pin(src, Pinning{Host: true})
+	m.cache.collectDue(t.Context())
 	require.Same(t, l, f.locking.now.Load())
+	require.EqualValues(t, leastLocked, m.cache.pinned.Files())
+	require.Zero(t, m.cache.pinned.Hot())
 	require.ErrorContains(t, m.cache.CheckPinning(FileID{9, 9}, 2*leastLocked, Pinning{Host: true}), "leave 16 MiB")
 	m.cache.hotAge = time.Nanosecond
 	m.cache.collectDue(t.Context())
@@ -150,6 +177,83 @@ func TestHotFileIsPinned(t *testing.T) {
 	f.SetPinning(Pinning{})
 	m.unlocked(src)
 	p.unmap()
+}
+
+// TestHotFileAndShare: a user whose pins have all of the share gets no more because a file was hot before its pin,
+// which it may inherit.
+func TestHotFileAndShare(t *testing.T) {
+	m := newMachine(t, 1, pinnedMemory(4*leastLocked))
+	require.NoError(t, m.cache.SetUserShare(0.5))
+	hot := []*source{m.noisyFile(leastLocked), m.noisyFile(leastLocked)}
+	of := Pinning{Host: true, User: 12345}
+	for _, src := range hot {
+		_, p := m.heat(src)
+		defer p.unmap()
+	}
+	for range 2 {
+		src := m.noisyFile(leastLocked)
+		m.pin(src, of)
+		require.NoError(t, m.cache.LockHome(t.Context(), src))
+	}
+	m.pin(hot[0], of)
+	require.ErrorIs(t, m.cache.LockHome(t.Context(), hot[0]), syscall.EDQUOT)
+	m.pin(hot[1], of)
+	m.cache.collectDue(t.Context())
+	for _, src := range hot {
+		require.Eventually(t, func() bool { return src.mapped() == 0 }, 10*time.Second, time.Millisecond,
+			"the pin has no memory, and the file is not hot")
+		require.Contains(t, m.cache.Inspect(src.id).LockError, "no user may have more than 32 MiB")
+	}
+	require.NoError(t, m.cache.CheckPinning(FileID{9, 9}, leastLocked, Pinning{Host: true, User: 54321}))
+}
+
+// TestHotFileDoesNotHoldUpClose: Close ends with its context, although locking the pages does not end.
+func TestHotFileDoesNotHoldUpClose(t *testing.T) {
+	m := newMachine(t, 1, pinnedMemory(2*leastLocked))
+	gate := m.devices[0].Hold(faulty.LockHost)
+	src := m.noisyFile(leastLocked)
+	p := m.run(src, 0, 0, page.Size, false)
+	for range hotLoads {
+		m.load(src)
+	}
+	m.cache.collectDue(t.Context())
+	<-gate.Arrived()
+	p.unmap()
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, m.cache.Close(ctx), context.DeadlineExceeded)
+	gate.Open()
+	m.cache.waitWork()
+	for _, d := range m.cache.devices {
+		require.NoError(t, d.Close())
+	}
+}
+
+// TestHotFilesRest: a file whose pages could not be locked, or were hot before, is not hot again soon, although it
+// leaves all devices in between.
+func TestHotFilesRest(t *testing.T) {
+	m := newMachine(t, 1, pinnedMemory(2*leastLocked))
+	m.devices[0].Fail(faulty.LockHost, 1, errors.New("injected"))
+	src := m.noisyFile(leastLocked)
+	heat := func() {
+		t.Helper()
+		for range hotLoads {
+			m.load(src)
+		}
+		p := m.run(src, 0, 0, page.Size, false)
+		m.cache.collectDue(t.Context())
+		f := m.cache.Lookup(src.id)
+		require.Eventually(t, func() bool { return !f.locking.heat.hot.Load() && len(f.locking.one) == 0 },
+			10*time.Second, time.Millisecond)
+		p.unmap()
+		_, err := m.cache.Evict(t.Context(), src.id, -1)
+		require.NoError(t, err)
+		require.Nil(t, m.cache.Lookup(src.id))
+	}
+	for range 3 {
+		heat()
+	}
+	require.Equal(t, 1, m.devices[0].Calls(faulty.LockHost))
 }
 
 // TestHotFileCannotBeLocked: if the pages of a hot file cannot be locked, it is loaded as before, and nobody hears of

@@ -52,7 +52,7 @@ type locking struct {
 	bytes atomic.Int64
 	// one has an element while somebody locks pages.
 	one chan struct{}
-	// spoilt counts changes of home; last is when the last one was, in nanoseconds since the epoch.
+	// spoilt counts changes of home; last is when the last one was (clock).
 	spoilt, last atomic.Int64
 	// failed is why the pages are not locked, or nil. It is cleared when the file is unpinned.
 	failed atomic.Pointer[error]
@@ -149,13 +149,32 @@ func (f *File) lockHome(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	if k.now.Load() != nil {
+	if err := f.mu.LockIn(ctx); err != nil {
+		return err
+	}
+	locked := f.takeOverLocked()
+	f.mu.Unlock()
+	if locked {
 		return nil
 	}
 	pin := f.pinning.Load()
 	err := f.lockUnchanged(ctx)
 	f.lockEnded(ctx, pin, err)
 	return err
+}
+
+// takeOverLocked reports whether the pages are locked as they shall be. If the file is pinned and was hot before, it
+// makes its memory that of the pin. If that cannot be done at once, it unlocks the pages.
+func (f *File) takeOverLocked() bool {
+	l := f.locking.now.Load()
+	if l == nil {
+		return false
+	}
+	if !f.Pinning().Host || l.memory.Pin() {
+		return true
+	}
+	f.unlockHomeLocked()
+	return false
 }
 
 // lockUnchanged locks the pages. It fails with EAGAIN if home changes meanwhile. The caller holds locking.one.
@@ -172,11 +191,13 @@ func (f *File) lockUnchanged(ctx context.Context) error {
 	home, size, spoilt := f.home, f.size, f.locking.spoilt.Load()
 	f.mu.Unlock()
 	// LockFile may wait until nobody reads pages of this file that were unlocked. So this is no reader yet.
-	lockFile := f.c.pinned.LockFile
-	if !f.Pinning().Host {
-		lockFile = f.c.pinned.LockSpare
+	var memory *residency.FileMemory
+	var err error
+	if f.Pinning().Host {
+		memory, err = f.c.pinned.LockFile(ctx, f, countsFor(size))
+	} else {
+		memory, err = f.c.pinned.LockHot(f, countsFor(size))
 	}
-	memory, err := lockFile(ctx, f, countsFor(size))
 	if err != nil {
 		return err
 	}
@@ -370,7 +391,7 @@ func (f *File) unlockHomeLocked() {
 // spoilHomeLocked notes that home changed. A read lock of File.mu is enough.
 func (f *File) spoilHomeLocked() {
 	f.locking.spoilt.Add(1)
-	f.locking.last.Store(time.Now().UnixNano())
+	f.locking.last.Store(clock())
 	f.locking.heat.cool()
 	f.unlockHomeLocked()
 }
@@ -378,16 +399,15 @@ func (f *File) spoilHomeLocked() {
 // relockDueLocked locks the pages again, in the background, if that is due and there is memory.
 func (f *File) relockDueLocked(ctx context.Context) {
 	k := &f.locking
-	if !f.shallLock() || k.now.Load() != nil || since(k.last.Load()) < f.c.relockAfter {
-		return
-	}
-	if len(k.one) > 0 {
-		return // somebody does it
+	if !f.shallLock() || len(k.one) > 0 || f.takeOverLocked() || since(k.last.Load()) < f.c.relockAfter {
+		return // len(k.one) > 0: somebody does it
 	}
 	pin := f.pinning.Load()
-	if err := f.c.pinned.CheckRoom(f, countsFor(f.size)); err != nil && f.Pinning().Host {
-		f.lockEnded(ctx, pin, err)
-		return
+	if pin != nil && pin.Host {
+		if err := f.c.pinned.CheckRoom(f, countsFor(f.size)); err != nil {
+			f.lockEnded(ctx, pin, err)
+			return
+		}
 	}
 	f.c.background.Go(func() { _ = f.lockHome(ctx) }) // lockEnded logs errors
 }
@@ -397,7 +417,11 @@ func (f *File) relockDueLocked(ctx context.Context) {
 func (c *Cache) unlockFor(ctx context.Context) error {
 	reason := fail(syscall.ENOSPC, "the pinned memory became less, so the pages were unlocked")
 	for _, f := range c.snapshotFiles() {
-		if k := &f.locking; k.now.Load() == nil && len(k.one) == 0 || !c.pinned.Over() {
+		over := c.pinned.Over
+		if !f.Pinning().Host {
+			over = c.pinned.HotOver
+		}
+		if k := &f.locking; k.now.Load() == nil && len(k.one) == 0 || !over() {
 			continue
 		}
 		if err := f.mu.LockIn(ctx); err != nil {

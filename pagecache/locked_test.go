@@ -47,8 +47,9 @@ func (s *source) mapped() int {
 // unlocked waits until no pages of a file are locked.
 func (m *machine) unlocked(src *source) {
 	m.t.Helper()
-	require.Eventually(m.t, func() bool { return src.mapped() == 0 && m.cache.pinned.Files() == 0 }, 10*time.Second,
-		time.Millisecond)
+	require.Eventually(m.t, func() bool {
+		return src.mapped() == 0 && m.cache.pinned.Files()+m.cache.pinned.Hot() == 0
+	}, 10*time.Second, time.Millisecond)
 }
 
 // locked waits until the pages of a file are locked.

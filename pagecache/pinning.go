@@ -101,7 +101,12 @@ func (f *File) SetPinning(p Pinning) {
 		return
 	}
 	f.locking.failed.Store(nil)
-	f.Unlock()
+	f.c.lanes.do(f, choreUnlock, func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.coolLocked()
+		f.dropIdleLocked()
+	})
 }
 
 // Pinning returns the file's pin, as set last.

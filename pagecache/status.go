@@ -35,6 +35,8 @@ type Status struct {
 	PinnedSpareBytes int64 `json:"pinned_spare_bytes"`
 	PinnedFileBytes  int64 `json:"pinned_file_bytes"`
 	PinnedLimit      int64 `json:"pinned_limit"`
+	// PinnedHotBytes is what hot files have in addition, at most half of PinnedLimit.
+	PinnedHotBytes int64 `json:"pinned_hot_bytes"`
 	// PinnedTenants lists who owns how much of it.
 	PinnedTenants []Account `json:"pinned_tenants"`
 	// CleanBytes is the host memory of pages read ahead from devices for the CPU, at most CleanLimit.
@@ -303,6 +305,7 @@ func (c *Cache) Status() Status {
 	}
 	s.PinnedBytes, s.PinnedSpareBytes = c.pinned.Used()
 	s.PinnedFileBytes = c.pinned.Files()
+	s.PinnedHotBytes = c.pinned.Hot()
 	s.PinnedLimit = c.pinned.Limit()
 	s.PinnedTenants = c.pinned.Tenants()
 	if c.bufferedReads {

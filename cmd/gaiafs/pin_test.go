@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -15,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
+	"github.com/gaiafs/gaiafs/internal/testdisk"
 )
 
 // attribute returns the value of an extended attribute, or "".
@@ -224,6 +226,47 @@ func TestPinsAreOfWhoMayWrite(t *testing.T) {
 	require.NotContains(t, gaiafsCommand(t, "info", shown).out, "pinned")
 	again.signal(t, syscall.SIGTERM)
 	require.Equal(t, exitOK, again.end(t))
+}
+
+// TestPinOnTheHostOfAnOverlay: devices get what the file has, although SOURCE is an overlay and the mount opened the
+// file before its first write. Mappings of that descriptor show the earlier bytes for ever.
+func TestPinOnTheHostOfAnOverlay(t *testing.T) {
+	below, missing := testdisk.Mount(t, "ext4", 64*mib)
+	if missing != "" {
+		t.Skip(missing)
+	}
+	var names []any
+	for _, name := range []string{"lower", "upper", "work"} {
+		names = append(names, filepath.Join(below, name))
+		require.NoError(t, os.Mkdir(filepath.Join(below, name), 0o755))
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(below, "lower/model"), bytes.Repeat([]byte("A"), 4*mib), 0o644))
+	p := newPlace(t)
+	if err := unix.Mount("overlay", p.source, "overlay", 0, fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s",
+		names...)); err != nil {
+		t.Skipf("overlays cannot be mounted here: %v", err)
+	}
+	t.Cleanup(func() { testdisk.Detach(t, p.source) })
+	s := mountAt(t, p, "--gpus=emulated:1", "--gpu-memory=16M", "--pinned-memory=64M")
+	path := filepath.Join(s.mountpoint, "model")
+	f, err := os.Open(path)
+	require.NoError(t, err)
+	m, err := gaiafs.Map(f, 0, 4096, gaiafs.ProtRead, 0)
+	require.NoError(t, err)
+	w, err := os.OpenFile(path, os.O_WRONLY, 0)
+	require.NoError(t, err)
+	_, err = w.WriteAt([]byte("BBBB"), 3*mib)
+	require.NoError(t, err)
+	require.NoError(t, w.Close())
+	for _, args := range [][]string{{"pin", "--device=host", path}, {"warm", path}, {"warm", "--verify", path}} {
+		r := gaiafsCommand(t, args...)
+		require.Equal(t, exitOK, r.code, r.err)
+	}
+	require.Contains(t, gaiafsCommand(t, "info", "--json", path).out, `"locked_pages": 1`)
+	require.NoError(t, m.Close())
+	require.NoError(t, f.Close())
+	s.signal(t, syscall.SIGTERM)
+	require.Equal(t, exitOK, s.end(t))
 }
 
 // A file that is pinned on the host is locked in the host's page cache. A change unlocks it for a while. The next mount

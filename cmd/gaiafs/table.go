@@ -283,9 +283,13 @@ func (s *statusDocument) hostMemory(all bool) string {
 
 // pinnedMemory describes how the host's pinned memory is used.
 func (s *statusDocument) pinnedMemory() string {
-	return fmt.Sprintf("%s of %s; %s for files that are pinned on the host, %s for extents, %s spare",
+	text := fmt.Sprintf("%s of %s; %s for files that are pinned on the host, %s for extents, %s spare",
 		bytesText(s.PinnedBytes), bytesText(s.PinnedLimit), bytesText(s.PinnedFileBytes),
 		bytesText(s.PinnedBytes-s.PinnedFileBytes-s.PinnedSpareBytes), bytesText(s.PinnedSpareBytes))
+	if s.PinnedHotBytes > 0 {
+		text += fmt.Sprintf("; another %s for files that are loaded again and again", bytesText(s.PinnedHotBytes))
+	}
+	return text
 }
 
 // section writes a table with its heading, unless it has no rows.

@@ -84,8 +84,8 @@
 // pinned host memory). Explicit eviction, lost rights and a lost device ignore pins.
 //
 // The pages of a file that is pinned on the host are in the host's page cache, not in extents. This package only counts
-// them as pinned memory, for each user (lockedfiles.go). Nothing evicts them; extents get what they leave. Pages of
-// files that are locked without a pin give way to everything else.
+// them as pinned memory, for each user (lockedfiles.go). Nothing evicts them; extents get what they leave. Pages of hot
+// files, which are locked without a pin, are counted apart.
 //
 // # Sizes
 //

@@ -8,27 +8,28 @@ import (
 )
 
 // Pages of files in the host's page cache can be locked there, so that devices copy from them. They count as pinned
-// memory. While the file is pinned, its owner is charged, and nothing evicts them. Otherwise nobody is charged, and
-// they are unlocked as soon as others need the memory. Memory is retired once Retire is called. Retired memory is used
-// until Free, because devices may still copy from it, and whoever needs it waits for it.
+// memory, and nothing evicts them. Their memory is retired once the file is no longer pinned, or once Retire is called.
+// Retired memory is used until Free, because devices may still copy from it. But nobody is charged for it, and whoever
+// needs it waits for it.
+//
+// The memory of hot files is not part of the pool: together they may have half as much in addition. So nobody waits for
+// it, and it takes nothing of what others need. Nobody is charged for it either. A pin makes it part of the pool.
 
 // LockedFile is a file whose pages are locked.
 type LockedFile interface {
 	// PinnedOnHost reports whether the file's pages shall stay locked, and who is charged. It takes no lock, because it
 	// is called with Pinned.mu held.
 	PinnedOnHost() (by Tenant, pinned bool)
-	// Unlock begins to unlock the pages, unless the file is pinned. It does not block.
-	Unlock()
 }
 
-// FileMemory is pinned memory for locked pages of a file.
+// FileMemory is page-locked memory of a file.
 type FileMemory struct {
 	p       *Pinned
 	file    LockedFile
 	bytes   int64
 	used    bool // bytes are part of Pinned.used; protected by p.mu
 	retired bool // Retire was called; protected by p.mu
-	asked   bool // LockedFile.Unlock was called for others; protected by p.mu
+	hot     bool // bytes are part of Pinned.hot, and nothing else counts them; protected by p.mu
 }
 
 // charged reports who is charged for the memory, unless it is retired. p.mu is held.
@@ -130,35 +131,61 @@ func (p *Pinned) LockFile(ctx context.Context, file LockedFile, n int64) (*FileM
 	}
 }
 
-// LockSpare returns memory for n bytes of a file that is not pinned and whose pages are about to be locked. It takes at
-// most half of the pool together with everything else. ENOSPC if that is not enough. It does not block.
-func (p *Pinned) LockSpare(_ context.Context, file LockedFile, n int64) (*FileMemory, error) {
+// LockHot returns memory for n bytes of a hot file that are about to be locked. ENOSPC if hot files have too much. It
+// does not block.
+func (p *Pinned) LockHot(file LockedFile, n int64) (*FileMemory, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.used+n > p.limit/2 {
-		return nil, refuse(syscall.ENOSPC, "%s of pinned memory are not left over: %s are used of %s",
-			humanize.IBytes(uint64(n)), humanize.IBytes(uint64(p.used)), humanize.IBytes(uint64(p.limit)))
+	if p.hot+n > p.limit/hotShare {
+		return nil, refuse(syscall.ENOSPC, "hot files have %s of %s, too much for another %s",
+			humanize.IBytes(uint64(p.hot)), humanize.IBytes(uint64(p.limit/hotShare)), humanize.IBytes(uint64(n)))
 	}
-	m := &FileMemory{p: p, file: file, bytes: n, used: true}
-	p.used += n
-	p.files[m] = struct{}{}
-	return m, nil
+	p.hot += n
+	return &FileMemory{p: p, file: file, bytes: n, hot: true}, nil
 }
 
-// unlockSpare asks a file that is not pinned to unlock its pages. p.mu must not be held.
-func (p *Pinned) unlockSpare() {
+// hotShare says how much memory hot files may have: the limit of the pool divided by it.
+const hotShare = 2
+
+// Hot returns the bytes that hot files have.
+func (p *Pinned) Hot() int64 {
 	p.mu.Lock()
-	var file LockedFile
-	for m := range p.files {
-		if _, charged := m.charged(); m.used && !charged && !m.retired && !m.asked {
-			m.asked, file = true, m.file
-			break
-		}
+	defer p.mu.Unlock()
+	return p.hot
+}
+
+// HotOver reports whether hot files have more than they may.
+func (p *Pinned) HotOver() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.hotOverLocked()
+}
+
+func (p *Pinned) hotOverLocked() bool { return p.hot > p.limit/hotShare }
+
+// IsHot reports whether the memory is that of a hot file.
+func (m *FileMemory) IsHot() bool {
+	m.p.mu.Lock()
+	defer m.p.mu.Unlock()
+	return m.hot
+}
+
+// Pin makes the memory of a hot file part of the pool, now that the file is pinned, and reports whether it is. It is
+// not if LockFile would fail, or wait. Pin does not block.
+func (m *FileMemory) Pin() bool {
+	p := m.p
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !m.hot {
+		return true
 	}
-	p.mu.Unlock()
-	if file != nil {
-		file.Unlock()
+	if p.checkRoomLocked(m.file, m.bytes) != nil || p.used+m.bytes > p.limit {
+		return false
 	}
+	p.hot, p.used = p.hot-m.bytes, p.used+m.bytes
+	m.hot, m.used = false, true
+	p.files[m] = struct{}{}
+	return true
 }
 
 // Retire says that Free will be called as soon as nobody reads the pages.
@@ -177,6 +204,9 @@ func (m *FileMemory) Free() {
 	delete(m.p.files, m)
 	if m.used {
 		m.p.used -= m.bytes
+	}
+	if m.hot {
+		m.p.hot -= m.bytes
 	}
 	m.p.mu.Unlock()
 	m.p.notify()
@@ -212,9 +242,22 @@ func (p *Pinned) sumLocked(counts func(m *FileMemory) bool) (bytes int64) {
 	return bytes
 }
 
-// WaitRetired waits until no more is used than the limit, or until no memory is retired.
+// WaitRetired waits until no more is used than the limit, or until no memory is retired, and until hot files have no
+// more than they may.
 func (p *Pinned) WaitRetired(ctx context.Context) error {
 	_ = p.waitRoom(ctx, 0, nil) // fails if what is not retired exceeds the limit
+	for ctx.Err() == nil {
+		p.mu.Lock()
+		over, changed := p.hotOverLocked(), p.watchLocked()
+		p.mu.Unlock()
+		if !over {
+			break
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		}
+	}
 	return ctx.Err()
 }
 

@@ -6,20 +6,15 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/gaiafs/gaiafs/gpubackend"
 )
 
 // lockedFile is a LockedFile of a test.
 type lockedFile struct {
-	by      Tenant
-	pinned  bool
-	unlocks int
+	by     Tenant
+	pinned bool
 }
 
 func (f *lockedFile) PinnedOnHost() (by Tenant, pinned bool) { return f.by, f.pinned }
-
-func (f *lockedFile) Unlock() { f.unlocks++ }
 
 // TestLockedFilesOverTheLimit: a limit below what files have locked leaves nothing, for extents and for further files.
 func TestLockedFilesOverTheLimit(t *testing.T) {
@@ -97,41 +92,50 @@ func TestWaitForLockedFile(t *testing.T) {
 	n.Free()
 }
 
-// TestSpareForFiles: a file that is not pinned gets memory that nobody needs, up to half of the pool. Nobody is
-// charged, and it is asked once to give the memory back when others need it.
-func TestSpareForFiles(t *testing.T) {
-	p, hot, file := NewPinned(8*granule), &lockedFile{}, &lockedFile{pinned: true}
-	_, err := p.LockSpare(t.Context(), hot, 5*granule)
+// TestHotFiles: hot files have half as much memory as the pool, in addition to it. A pin makes it part of the pool.
+func TestHotFiles(t *testing.T) {
+	p, file, other := NewPinned(8*granule), &lockedFile{}, &lockedFile{pinned: true}
+	_, err := p.LockHot(file, 5*granule)
 	require.ErrorIs(t, err, syscall.ENOSPC)
-	m, err := p.LockSpare(t.Context(), hot, 4*granule)
+	m, err := p.LockHot(file, 3*granule)
 	require.NoError(t, err)
-	_, err = p.LockSpare(t.Context(), &lockedFile{}, granule)
-	require.ErrorIs(t, err, syscall.ENOSPC, "it may be needed soon")
-	p.requirePinned(t, 4, 0)
-	require.EqualValues(t, 8*granule, p.forExtents())
-	require.NoError(t, p.CheckFile(file, file.by, 8*granule))
-	require.NoError(t, p.room(4*granule, nil))
-	require.Zero(t, hot.unlocks, "nobody needed its memory")
-	for range 2 {
-		require.ErrorIs(t, p.room(granule, nil), gpubackend.ErrNoMemory)
-		require.Equal(t, 1, hot.unlocks)
-	}
-	hot.pinned = true
-	require.EqualValues(t, 4*granule, p.forExtents(), "pinned meanwhile")
-	hot.pinned = false
-	go m.Free()
-	n, err := p.LockFile(t.Context(), file, 4*granule)
+	n, err := p.LockHot(&lockedFile{}, granule)
 	require.NoError(t, err)
+	_, err = p.LockHot(&lockedFile{}, 1)
+	require.ErrorIs(t, err, syscall.ENOSPC)
 	n.Free()
-	p.unused(4 * granule)
 	p.requirePinned(t, 0, 0)
+	require.EqualValues(t, 3*granule, p.Hot())
+	require.EqualValues(t, 8*granule, p.forExtents())
+	o, err := p.LockFile(t.Context(), other, 6*granule)
+	require.NoError(t, err)
+
+	file.pinned = true
+	require.False(t, m.Pin(), "there is no room")
+	require.True(t, m.IsHot())
+	o.Free()
+	require.True(t, m.Pin())
+	require.True(t, m.Pin(), "it is already")
+	require.Zero(t, p.Hot())
+	p.requirePinned(t, 3, 0)
+	require.EqualValues(t, 5*granule, p.forExtents())
+	m.Free()
+	p.requirePinned(t, 0, 0)
+
+	m, err = p.LockHot(file, 4*granule)
+	require.NoError(t, err)
+	require.False(t, p.HotOver())
+	p.SetLimit(8*granule - 1)
+	require.True(t, p.HotOver())
+	go m.Free()
+	require.NoError(t, p.WaitRetired(t.Context()))
+	require.Zero(t, p.Hot())
 }
 
 // TestLockedForAnotherUser: what a file has locked counts for nobody but its owner.
 func TestLockedForAnotherUser(t *testing.T) {
 	first, second := Tenant{User: 1, Limited: true}, Tenant{User: 2, Limited: true}
-	p, file := NewPinned(8*granule), &lockedFile{by: first, pinned: true}
-	other := &lockedFile{by: second, pinned: true}
+	p, file, other := NewPinned(8*granule), &lockedFile{first, true}, &lockedFile{second, true}
 	p.SetShare(0.5)
 	m, err := p.LockFile(t.Context(), file, 4*granule)
 	require.NoError(t, err)

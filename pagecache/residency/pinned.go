@@ -18,6 +18,7 @@ type Pinned struct {
 	mu      sync.Mutex
 	limit   int64         // bytes; protected by mu
 	used    int64         // bytes, spares and locked pages of files included; protected by mu
+	hot     int64         // bytes of locked pages of hot files, not part of used; protected by mu
 	spares  []spare       // the longest unused comes first; protected by mu
 	changed chan struct{} // closed by notify; nil while nobody watches. Protected by mu
 	// ledger has who owns how much of extents' memory. Protected by mu.
@@ -200,8 +201,8 @@ func (p *Pinned) recycle(d *Device, size int64, user uint32) (spare, bool) {
 	return spare{}, false
 }
 
-// room counts size more bytes as used, for m if that is not nil. If the limit is reached, it frees spares, waits for
-// those that are being made or freed, and has files unlocked that are not pinned. It does not wait for these.
+// room counts size more bytes as used, for m if that is not nil. If the limit is reached, it frees spares, and waits
+// for those that are being made or freed.
 func (p *Pinned) room(size int64, m *FileMemory) error {
 	for {
 		p.mu.Lock()
@@ -229,7 +230,6 @@ func (p *Pinned) room(size int64, m *FileMemory) error {
 		case done != nil:
 			<-done
 		default:
-			p.unlockSpare()
 			return gpubackend.ErrNoMemory
 		}
 	}

@@ -125,11 +125,11 @@ func (d *daemon) run(client string, args ...string) string {
 
 var warnings = []string{"-std=c11", "-g", "-O1", "-pthread", "-D_FILE_OFFSET_BITS=64", "-Wall", "-Wextra", "-Werror"}
 
-// builds are the ways to compile the client. In one of them it polls for replies however few processors there are.
+// builds are the ways to compile the client. In some of them it polls for replies however few processors there are.
 var builds = map[string][]string{
 	"plain":   nil,
 	"address": {"-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-DGAIAFS_ENOUGH_PROCESSORS=1"},
-	"thread":  {"-fsanitize=thread"},
+	"thread":  {"-fsanitize=thread", "-DGAIAFS_ENOUGH_PROCESSORS=1"},
 }
 
 // sources returns the library's files.
