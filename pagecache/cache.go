@@ -468,7 +468,10 @@ func (c *Cache) waitWork() {
 	c.reads.Wait()
 }
 
-// waitIn calls wait, and returns when it has returned, or ctx's error when ctx ends before that.
+// lastWait is how long Close waits after the end of its context for work that may just end.
+const lastWait = 100 * time.Millisecond
+
+// waitIn calls wait, and returns when it has returned, or ctx's error if it has not soon after the end of ctx.
 func waitIn(ctx context.Context, wait func()) error {
 	done := make(chan struct{})
 	go func() {
@@ -479,6 +482,11 @@ func waitIn(ctx context.Context, wait func()) error {
 	case <-done:
 		return nil
 	case <-ctx.Done():
+	}
+	select {
+	case <-done:
+		return nil
+	case <-time.After(lastWait):
 		return ctx.Err()
 	}
 }
