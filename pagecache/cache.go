@@ -146,7 +146,8 @@ type Cache struct {
 
 	background sync.WaitGroup
 	lanes      lanes
-	reads      sync.WaitGroup // reads of home for mappings that run without File.mu
+	reads      sync.WaitGroup  // reads of home for mappings that run without File.mu
+	life       context.Context // of the background's work; stop ends it
 	stop       context.CancelFunc
 	relieve    chan struct{} // base copies take too much memory
 	lost       chan struct{} // a device was lost
@@ -266,7 +267,7 @@ func New(o Options) (*Cache, error) {
 // start starts the background goroutines.
 func (c *Cache) start() {
 	ctx, stop := context.WithCancel(context.Background())
-	c.stop = stop
+	c.life, c.stop = ctx, stop
 	for _, d := range c.devices {
 		c.attend(ctx, d)
 	}

@@ -36,12 +36,15 @@ type heat struct {
 	read, used, cooled atomic.Int64
 }
 
-// warm notes that a device got n bytes through the host's page cache.
-func (h *heat) warm(n int64) {
+// warm notes that a device got n bytes through the host's page cache. It reports whether the file may be hot now. That
+// is so once for every 32 MiB.
+func (h *heat) warm(n int64) bool {
 	if since(h.used.Swap(clock())) > heatAge {
 		h.read.Store(0)
 	}
-	h.read.Add(n)
+	const least = hotLoads * leastLocked
+	read := h.read.Add(n)
+	return read/least > (read-n)/least
 }
 
 // cool ends the heat of a file.
@@ -103,8 +106,9 @@ func (f *File) countWays(from mover.Ways) {
 		c.DirectPages.Add(from.Direct)
 		c.BufferedPages.Add(from.Buffered)
 	})
-	if from.Locked+from.Cached+from.Buffered > 0 {
-		f.locking.heat.warm((from.Cached + from.Buffered) << page.Shift)
+	if from.Locked+from.Cached+from.Buffered > 0 &&
+		f.locking.heat.warm((from.Cached+from.Buffered)<<page.Shift) {
+		f.c.lanes.do(f, choreLock, func() { f.lockDue(f.c.life) }) // at once, because the file may leave all devices
 	}
 }
 

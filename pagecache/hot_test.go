@@ -136,6 +136,17 @@ func TestHotFileLeavesDevices(t *testing.T) {
 	m.locked(src)
 }
 
+// TestHotFileThatLeavesAtOnce: a file becomes hot at the end of a load, although it is evicted right after each.
+func TestHotFileThatLeavesAtOnce(t *testing.T) {
+	m := newMachine(t, 1, pinnedMemory(2*leastLocked))
+	src := m.noisyFile(leastLocked)
+	require.Eventually(t, func() bool {
+		m.load(src)
+		f := m.cache.Lookup(src.id)
+		return f != nil && f.locking.now.Load() != nil
+	}, time.Minute, time.Microsecond)
+}
+
 // TestHotFileTakesNothing: hot files have memory of their own, half as much as pins and extents. When that becomes
 // less, they are unlocked.
 func TestHotFileTakesNothing(t *testing.T) {
