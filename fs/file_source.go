@@ -184,14 +184,20 @@ func (h *home) WriteAt(p []byte, off int64) (int, error) {
 // Writable implements pagecache.Home.
 func (h *home) Writable() bool { return h.writable }
 
-// Map implements pagecache.MappedHome. It opens the file again: on an overlay, mappings of a descriptor that was opened
+// Map implements pagecache.MappedHome. On an overlay it opens the file again: mappings of a descriptor that was opened
 // before the first write show the layer below for ever.
 func (h *home) Map(n int64) (mem []byte, unmap func() error, err error) {
-	fd, err := h.fs.openat(unix.AT_FDCWD, procPath(h.fd), unix.O_RDONLY|unix.O_LARGEFILE, 0)
-	if err != nil {
+	var in unix.Statfs_t
+	if err := unix.Fstatfs(h.fd, &in); err != nil {
 		return nil, nil, err
 	}
-	defer unix.Close(fd)
+	fd := h.fd
+	if in.Type == unix.OVERLAYFS_SUPER_MAGIC {
+		if fd, err = h.fs.openat(unix.AT_FDCWD, procPath(h.fd), unix.O_RDONLY|unix.O_LARGEFILE, 0); err != nil {
+			return nil, nil, err
+		}
+		defer unix.Close(fd)
+	}
 	mem, err = unix.Mmap(fd, 0, int(n), unix.PROT_READ, unix.MAP_SHARED)
 	return mem, func() error { return unix.Munmap(mem) }, err
 }

@@ -150,8 +150,9 @@ type Device interface {
 	// fill or zero them before it exports them. Alloc fails with ErrNoMemory if Used would exceed the budget, which is
 	// Info.Memory at first.
 	Alloc(size int64) (Memory, error)
-	// AllocStaging is Alloc for memory through which bytes go to other devices, and which is freed soon. It does not
-	// count in the budget or Used, so it takes nothing of what Alloc promises to others. It is never exported.
+	// AllocStaging is Alloc for memory through which bytes go to other devices, and which the caller frees within a
+	// minute. It does not count in the budget or Used, so it takes nothing of what Alloc promises to others. It is
+	// never exported.
 	AllocStaging(size int64) (Memory, error)
 	// AllocHost allocates pinned memory of the host. Programs map it, and the device accesses it like its own memory,
 	// only slower. It does not count in Info.Memory or Used: the caller limits it. It fails with ErrNoMemory if the

@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// run does the periodic work of the Cache until ctx ends. It collects released pages before they are older than the
+// run does the periodic work of the Cache until ctx ends. It frees unused pinned memory and relays, and locks and
+// unlocks pages of files. It collects released pages before they are older than the
 // write-back interval, retries failed collects, refreshes replicas when base copies take too much memory, and makes
 // files drop lost devices. It never waits for a file: the lanes do the work.
 func (c *Cache) run(ctx context.Context) {
@@ -28,7 +29,7 @@ func (c *Cache) run(ctx context.Context) {
 			c.pinned.Trim(pinnedAge)
 			c.idleRelays.trim(pinnedAge)
 			for _, f := range c.snapshotFiles() {
-				if f.mayLock() || f.locking.heat.read.Load() > 0 {
+				if f.mayLock() || f.locking.heat.read.Load() >= leastHot {
 					c.lanes.do(f, choreLock, func() { f.lockDue(ctx) })
 				}
 			}

@@ -17,14 +17,16 @@ import (
 // without use.
 
 const (
-	// hotLoads is after how many times its size a file is hot. Locking takes about as long as one load.
+	// A file is hot once devices have read hotLoads times its size, and at least leastHot. Locking takes about as long
+	// as one load.
 	hotLoads = 2
+	leastHot = hotLoads * leastLocked
 	// hotAge is how long the pages of a hot file stay locked without being used, and how long a file whose pages could
 	// not stay locked is not hot again.
 	hotAge = pinnedAge
-	// heatAge is after how long without loads earlier ones do not count.
+	// Loads count together unless heatAge passes between them.
 	heatAge = 15 * time.Minute
-	// mostHeats is of how many files that are not attached the heat is remembered.
+	// mostHeats bounds the number of detached files whose heat is remembered.
 	mostHeats = 4096
 )
 
@@ -36,15 +38,14 @@ type heat struct {
 	read, used, cooled atomic.Int64
 }
 
-// warm notes that a device got n bytes through the host's page cache. It reports whether the file may be hot now. That
-// is so once for every 32 MiB.
+// warm notes that a device got n bytes through the host's page cache. It reports true each time the sum passes another
+// leastHot; the caller then decides whether the file is hot.
 func (h *heat) warm(n int64) bool {
 	if since(h.used.Swap(clock())) > heatAge {
 		h.read.Store(0)
 	}
-	const least = hotLoads * leastLocked
 	read := h.read.Add(n)
-	return read/least > (read-n)/least
+	return read/leastHot > (read-n)/leastHot
 }
 
 // cool ends the heat of a file.
@@ -64,9 +65,9 @@ type remembered struct{ read, used, cooled int64 }
 
 // keep remembers a file that is detached.
 func (h heats) keep(f *File) {
-	heat := &f.locking.heat
-	of := remembered{heat.read.Load(), heat.used.Load(), heat.cooled.Load()}
-	if of.read == 0 && of.cooled == 0 || f.orphan {
+	from := &f.locking.heat
+	of := remembered{from.read.Load(), from.used.Load(), from.cooled.Load()}
+	if of.read < leastLocked && since(of.cooled) > f.c.hotAge || f.orphan { // a small file, for example
 		return
 	}
 	if len(h) == mostHeats {
@@ -77,10 +78,10 @@ func (h heats) keep(f *File) {
 
 // recall gives a new File what is remembered of its file.
 func (h heats) recall(f *File) {
-	of, heat := h[f.id], &f.locking.heat
-	heat.read.Store(of.read)
-	heat.used.Store(of.used)
-	heat.cooled.Store(of.cooled)
+	of, to := h[f.id], &f.locking.heat
+	to.read.Store(of.read)
+	to.used.Store(of.used)
+	to.cooled.Store(of.cooled)
 	delete(h, f.id)
 }
 
@@ -122,8 +123,8 @@ func (f *File) heatLocked() {
 		if f.locking.now.Load() != nil && since(h.used.Load()) > f.c.hotAge {
 			f.coolLocked()
 		}
-	case h.read.Load() >= hotLoads*countsFor(f.size) && since(h.cooled.Load()) > f.c.hotAge &&
-		!f.locking.gaveUp.Load():
+	case h.read.Load() >= hotLoads*countsFor(f.size) && since(h.used.Load()) <= heatAge &&
+		since(h.cooled.Load()) > f.c.hotAge:
 		h.hot.Store(true)
 	}
 }

@@ -3,6 +3,7 @@ package pagecache
 import (
 	"context"
 	"errors"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -238,6 +239,101 @@ func TestHotFileDoesNotHoldUpClose(t *testing.T) {
 	for _, d := range m.cache.devices {
 		require.NoError(t, d.Close())
 	}
+}
+
+// TestUnpinnedAndHotWhileLocking: memory that was meant for a pin is not that of a file which is only hot. Others' pins
+// would wait for it.
+func TestUnpinnedAndHotWhileLocking(t *testing.T) {
+	m := newMachine(t, 1, pinnedMemory(2*leastLocked))
+	src, other := m.noisyFile(leastLocked), m.noisyFile(2*leastLocked-page.Size)
+	p := m.run(src, 0, 0, page.Size, false)
+	gate := m.devices[0].Hold(faulty.LockHost)
+	f := m.pin(src, Pinning{Host: true})
+	m.cache.collectDue(t.Context())
+	<-gate.Arrived()
+	f.SetPinning(Pinning{})
+	m.cache.lanes.work.Wait()
+	for range hotLoads {
+		m.load(src)
+	}
+	m.cache.collectDue(t.Context())
+	require.True(t, f.locking.heat.hot.Load())
+	gate.Open()
+	require.Eventually(t, func() bool { return len(f.locking.one) == 0 }, 10*time.Second, time.Millisecond)
+	m.cache.collectDue(t.Context())
+	m.lock(other)
+	p.unmap()
+}
+
+// TestLessMemoryForHotFiles: if hot files may have less, only as many are unlocked as have to be. One that has just
+// been pinned holds nothing up.
+func TestLessMemoryForHotFiles(t *testing.T) {
+	m := newMachine(t, 1, pinnedMemory(10*leastLocked), memory(256<<20))
+	var all []*source
+	for i := range 4 {
+		all = append(all, m.noisyFile(leastLocked+i*page.Size))
+		_, p := m.heat(all[i])
+		defer p.unmap()
+	}
+	require.NoError(t, m.cache.SetPinnedMemory(t.Context(), 2*m.cache.pinned.Hot()-2))
+	all = slices.DeleteFunc(all, func(src *source) bool { return src.mapped() == 0 })
+	require.Len(t, all, 3)
+	m.pin(all[0], Pinning{Host: true})
+	done := make(chan error, 1)
+	go func() { done <- m.cache.SetPinnedMemory(t.Context(), 2*leastLocked+2*page.Size) }()
+	require.Eventually(t, func() bool {
+		m.cache.collectDue(t.Context())
+		return len(done) == 1
+	}, 10*time.Second, time.Millisecond)
+	require.NoError(t, <-done)
+	require.LessOrEqual(t, m.cache.pinned.Hot(), int64(leastLocked+page.Size))
+}
+
+// TestOldHeat: loads of long ago make no file hot.
+func TestOldHeat(t *testing.T) {
+	m := newMachine(t, 1, pinnedMemory(2*leastLocked))
+	src := m.noisyFile(leastLocked)
+	p := m.run(src, 0, 0, page.Size, false)
+	h := &m.cache.Lookup(src.id).locking.heat
+	h.read.Store(1 << 40)
+	h.used.Store(clock() - int64(2*heatAge))
+	m.cache.collectDue(t.Context())
+	require.False(t, h.hot.Load())
+	h.used.Store(clock())
+	m.cache.collectDue(t.Context())
+	m.locked(src)
+	p.unmap()
+}
+
+// TestFewHeats: small files do not displace what is remembered of large ones, and not too much is remembered.
+func TestFewHeats(t *testing.T) {
+	m := newMachine(t, 1)
+	h, detached := make(heats), func(id uint64, read int64) *File {
+		f := &File{c: m.cache, id: FileID{1, id}}
+		f.locking.heat.read.Store(read)
+		return f
+	}
+	h.keep(detached(1, leastLocked-1))
+	require.Empty(t, h)
+	for id := range uint64(mostHeats) {
+		h.keep(detached(id, leastLocked))
+	}
+	require.Len(t, h, mostHeats)
+	h.keep(detached(mostHeats, leastLocked))
+	require.Len(t, h, 1)
+}
+
+// TestHotFileOfMappings: what mappings bring counts as what views bring.
+func TestHotFileOfMappings(t *testing.T) {
+	m := newMachine(t, 1, pinnedMemory(2*leastLocked))
+	src := m.noisyFile(leastLocked)
+	for range hotLoads {
+		m.run(src, 0, 0, leastLocked, false).unmap()
+		m.cache.collectDue(t.Context())
+		_, err := m.cache.Evict(t.Context(), src.id, -1)
+		require.NoError(t, err)
+	}
+	m.locked(src)
 }
 
 // TestHotFilesRest: a file whose pages could not be locked, or were hot before, is not hot again soon, although it

@@ -152,7 +152,7 @@ func (f *File) lockHome(ctx context.Context) error {
 	if err := f.mu.LockIn(ctx); err != nil {
 		return err
 	}
-	locked := f.takeOverLocked()
+	locked := f.settleLocked()
 	f.mu.Unlock()
 	if locked {
 		return nil
@@ -163,18 +163,26 @@ func (f *File) lockHome(ctx context.Context) error {
 	return err
 }
 
-// takeOverLocked reports whether the pages are locked as they shall be. If the file is pinned and was hot before, it
-// makes its memory that of the pin. If that cannot be done at once, it unlocks the pages.
-func (f *File) takeOverLocked() bool {
+// settleLocked reports whether the pages are locked. A pin takes over the memory of a file that was hot before. If it
+// may not have that at once, or the memory is that of a former pin, settleLocked unlocks the pages.
+func (f *File) settleLocked() bool {
 	l := f.locking.now.Load()
 	if l == nil {
 		return false
 	}
-	if !f.Pinning().Host || l.memory.Pin() {
+	if pinned := f.Pinning().Host; pinned && l.memory.Pin() || !pinned && l.memory.IsHot() {
 		return true
 	}
 	f.unlockHomeLocked()
 	return false
+}
+
+// memoryFor returns memory for n bytes of locked pages: that of a pin, or of hot files.
+func (f *File) memoryFor(ctx context.Context, n int64) (*residency.FileMemory, error) {
+	if f.Pinning().Host {
+		return f.c.pinned.LockFile(ctx, f, n)
+	}
+	return f.c.pinned.LockHot(f, n)
 }
 
 // lockUnchanged locks the pages. It fails with EAGAIN if home changes meanwhile. The caller holds locking.one.
@@ -191,13 +199,7 @@ func (f *File) lockUnchanged(ctx context.Context) error {
 	home, size, spoilt := f.home, f.size, f.locking.spoilt.Load()
 	f.mu.Unlock()
 	// LockFile may wait until nobody reads pages of this file that were unlocked. So this is no reader yet.
-	var memory *residency.FileMemory
-	var err error
-	if f.Pinning().Host {
-		memory, err = f.c.pinned.LockFile(ctx, f, countsFor(size))
-	} else {
-		memory, err = f.c.pinned.LockHot(f, countsFor(size))
-	}
+	memory, err := f.memoryFor(ctx, countsFor(size))
 	if err != nil {
 		return err
 	}
@@ -232,6 +234,9 @@ func (f *File) lockInto(ctx context.Context, l *lockedHome, home Home, size, spo
 	if err = f.lookLocked(ctx); err == nil {
 		err = f.mayLockLocked(home, size, spoilt)
 	}
+	if err == nil && l.memory.IsHot() == f.Pinning().Host {
+		err = fail(syscall.EAGAIN, "%s was pinned or unpinned while its pages were being locked", f.Name())
+	}
 	if err == nil {
 		f.locking.now.Store(l)
 	}
@@ -258,7 +263,7 @@ func (f *File) lockEnded(ctx context.Context, pin *Pinning, err error) {
 	if err != nil {
 		k.bytes.Store(0)
 	}
-	if !f.Pinning().Host {
+	if pin == nil || !pin.Host {
 		if err != nil {
 			k.heat.cool()
 		}
@@ -399,8 +404,11 @@ func (f *File) spoilHomeLocked() {
 // relockDueLocked locks the pages again, in the background, if that is due and there is memory.
 func (f *File) relockDueLocked(ctx context.Context) {
 	k := &f.locking
-	if !f.shallLock() || len(k.one) > 0 || f.takeOverLocked() || since(k.last.Load()) < f.c.relockAfter {
-		return // len(k.one) > 0: somebody does it
+	if !f.shallLock() || len(k.one) > 0 { // somebody does it
+		return
+	}
+	if f.settleLocked() || since(k.last.Load()) < f.c.relockAfter {
+		return
 	}
 	pin := f.pinning.Load()
 	if pin != nil && pin.Host {
@@ -417,11 +425,16 @@ func (f *File) relockDueLocked(ctx context.Context) {
 func (c *Cache) unlockFor(ctx context.Context) error {
 	reason := fail(syscall.ENOSPC, "the pinned memory became less, so the pages were unlocked")
 	for _, f := range c.snapshotFiles() {
+		k, hot := &f.locking, !f.Pinning().Host
+		l := k.now.Load()
+		if l != nil {
+			hot = l.memory.IsHot()
+		}
 		over := c.pinned.Over
-		if !f.Pinning().Host {
+		if hot {
 			over = c.pinned.HotOver
 		}
-		if k := &f.locking; k.now.Load() == nil && len(k.one) == 0 || !over() {
+		if l == nil && len(k.one) == 0 || !over() {
 			continue
 		}
 		if err := f.mu.LockIn(ctx); err != nil {

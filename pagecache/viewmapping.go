@@ -40,14 +40,14 @@ type ViewMapping struct {
 	launder bool     // immutable
 	// begun ends the wait of the first file's other views for this one.
 	begun func()
-	// first gets the result of the fill that OpenView began; nil if the view is lazy, or once Fill has it.
-	first chan error
+	// firstFill gets the result of the fill that OpenView began; nil if the view is lazy, or once Fill has it.
+	firstFill chan error
 
 	lifetime
 }
 
 // OpenView maps a view of files on a device for a client. Unless the request is lazy, it begins to bring the bytes, and
-// the caller calls Fill next. Meanwhile the memory is exported, and the client imports it: that takes milliseconds for
+// the caller calls Fill next. Meanwhile the memory is exported, and the client imports it. Both take milliseconds for
 // large views. It blocks on homes, on the device, and on evictions. Errors: EINVAL (segments, alignment), EOVERFLOW
 // (past the largest file), EACCES (a descriptor does not allow reading), ENODEV, ENOMEM (budget, or host memory for the
 // list of segments), ESHUTDOWN, and errors of homes.
@@ -88,8 +88,11 @@ func (c *Cache) OpenView(ctx context.Context, sources []Source, req ViewRequest)
 	}
 	m := &ViewMapping{v: v, launder: req.Launder}
 	m.start()
-	if err := m.begin(ctx, req, by); err != nil {
-		m.leave(ctx)
+	m.calls.Add(1) // Close may Unmap it from now on, and waits
+	err = m.begin(ctx, req, by)
+	m.calls.Done()
+	if err != nil {
+		m.ended.Do(func() { m.leave(ctx) })
 		return nil, err
 	}
 	for _, p := range v.parts {
@@ -128,9 +131,9 @@ func (m *ViewMapping) begin(ctx context.Context, req ViewRequest, by residency.T
 	v.mappings[m] = struct{}{}
 	v.mu.Unlock()
 	m.begun = func() {}
-	if first := v.parts[0].f; !req.Lazy {
-		first.expectViews(1)
-		m.begun = sync.OnceFunc(func() { first.expectViews(-1) })
+	if firstFile := v.parts[0].f; !req.Lazy {
+		firstFile.expectViews(1)
+		m.begun = sync.OnceFunc(func() { firstFile.expectViews(-1) })
 	}
 	m.pin, err = v.dev.room.Reserve(ctx, v, residency.Request{
 		Pages: page.Range{End: page.Count(v.layout.Size())},
@@ -139,7 +142,7 @@ func (m *ViewMapping) begin(ctx context.Context, req ViewRequest, by residency.T
 		By:    by,
 	})
 	if err != nil {
-		return m.failed(err)
+		return m.deviceError(err)
 	}
 	stop := func() {}
 	if !req.Lazy {
@@ -151,8 +154,8 @@ func (m *ViewMapping) begin(ctx context.Context, req ViewRequest, by residency.T
 	return err
 }
 
-// failed reports an error of the device, if there is one.
-func (m *ViewMapping) failed(err error) error {
+// deviceError reports an error of the device, and returns it as a client sees it. err may be nil.
+func (m *ViewMapping) deviceError(err error) error {
 	if err != nil {
 		m.v.c.lose(m.v.dev, err)
 		err = m.v.dev.fault(err)
@@ -169,27 +172,35 @@ func (m *ViewMapping) export() (err error) {
 		}
 		m.extents = append(m.extents, e)
 	})
-	return m.failed(err)
+	return m.deviceError(err)
 }
 
 // Fill brings the view up to date for the first time, or waits until OpenView has done so. It blocks on homes and on
 // the device. If it fails, it may be called again. Errors: EINVAL after Unmap, ENODEV, ENOMEM (host memory for copies),
 // and errors of homes.
 func (m *ViewMapping) Fill(ctx context.Context) error {
-	if first := m.first; first != nil {
-		m.first = nil
-		return <-first // it ends soon after the ctx of OpenView
+	first := m.firstFill
+	if first == nil {
+		return m.fill(ctx)
 	}
-	return m.fill(ctx)
+	m.firstFill = nil
+	select {
+	case err := <-first:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // beginFill begins to fill the view. stop ends that, and waits for its end.
 func (m *ViewMapping) beginFill(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
+	ended := context.AfterFunc(m.life, cancel)
 	first := make(chan error, 1)
-	m.first = first
+	m.firstFill = first
 	go func() {
 		defer cancel()
+		defer ended()
 		first <- m.fill(ctx)
 	}()
 	return func() {

@@ -3,6 +3,7 @@ package pagecache
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -486,5 +487,63 @@ func TestUnusedViewsOfTheLargestUserGoFirst(t *testing.T) {
 	for k, v := range views {
 		kept := m.cache.viewsByKey[v.key] == v
 		require.Equal(t, k != 2 && k != 3, kept, "view %d", k)
+	}
+}
+
+// TestViewThatCannotBeExported: the fill that began meanwhile ends before OpenView returns.
+func TestViewThatCannotBeExported(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.noisyFile(8 << 20)
+	keep := m.run(src, 0, 0, page.Size, false)
+	export := m.devices[0].Hold(faulty.Export)
+	m.devices[0].Fail(faulty.Export, 1, errors.New("injected"))
+	m.devices[0].Slow(faulty.CopyIn, 50*time.Millisecond)
+	before := m.devices[0].Calls(faulty.CopyIn)
+	go func() {
+		for m.devices[0].Calls(faulty.CopyIn) == before {
+			time.Sleep(time.Millisecond)
+		}
+		export.Open()
+	}()
+	_, err := m.cache.OpenView(t.Context(), []Source{src},
+		withAlignment(ViewRequest{Segments: []view.Segment{bytesOf(0, 8<<20)}}))
+	require.ErrorContains(t, err, "injected")
+	require.True(t, m.cache.devices[0].moves.Idle(), "the fill has ended")
+	require.Zero(t, m.cache.Lookup(src.id).expected)
+	keep.unmap()
+}
+
+// TestViewThatNobodyFills: Unmap ends the fill that OpenView began.
+func TestViewThatNobodyFills(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.noisyFile(8 << 20)
+	gate := m.devices[0].Hold(faulty.CopyIn)
+	t.Cleanup(gate.Open)
+	vm, err := m.cache.OpenView(t.Context(), []Source{src},
+		withAlignment(ViewRequest{Segments: []view.Segment{bytesOf(0, 8<<20)}}))
+	require.NoError(t, err)
+	<-gate.Arrived()
+	done := make(chan error, 1)
+	go func() { done <- vm.Unmap(t.Context()) }()
+	select {
+	case err := <-done:
+		require.NoError(t, err)
+	case <-time.After(10 * time.Second):
+		t.Fatal("Unmap waits for a fill that nobody wants")
+	}
+}
+
+// TestViewIsLaundered: with Launder, the fill brings what the kernel still has.
+func TestViewIsLaundered(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.noisyFile(1 << 20)
+	for _, launder := range []bool{false, true} {
+		req := withAlignment(ViewRequest{Launder: launder, Segments: []view.Segment{bytesOf(0, 1<<20)}})
+		src.kernel.take()
+		vm, err := m.cache.OpenView(t.Context(), []Source{src}, req)
+		require.NoError(t, err)
+		require.NoError(t, vm.Fill(t.Context()))
+		require.Equal(t, launder, len(src.kernel.take()) > 0)
+		require.NoError(t, vm.Unmap(t.Context()))
 	}
 }

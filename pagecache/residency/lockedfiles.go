@@ -12,8 +12,8 @@ import (
 // Retired memory is used until Free, because devices may still copy from it. But nobody is charged for it, and whoever
 // needs it waits for it.
 //
-// The memory of hot files is not part of the pool: together they may have half as much in addition. So nobody waits for
-// it, and it takes nothing of what others need. Nobody is charged for it either. A pin makes it part of the pool.
+// Hot files have memory apart from the pool, at most half of its limit. LockHot fails at once if that is full. Nobody
+// is charged for it. A pin makes it part of the pool.
 
 // LockedFile is a file whose pages are locked.
 type LockedFile interface {
@@ -154,14 +154,12 @@ func (p *Pinned) Hot() int64 {
 	return p.hot
 }
 
-// HotOver reports whether hot files have more than they may.
+// HotOver reports whether hot files have more than they may, apart from retired memory.
 func (p *Pinned) HotOver() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.hotOverLocked()
+	return p.hot-p.hotRetired > p.limit/hotShare
 }
-
-func (p *Pinned) hotOverLocked() bool { return p.hot > p.limit/hotShare }
 
 // IsHot reports whether the memory is that of a hot file.
 func (m *FileMemory) IsHot() bool {
@@ -179,12 +177,13 @@ func (m *FileMemory) Pin() bool {
 	if !m.hot {
 		return true
 	}
-	if p.checkRoomLocked(m.file, m.bytes) != nil || p.used+m.bytes > p.limit {
+	if m.retired || p.checkRoomLocked(m.file, m.bytes) != nil || p.used+m.bytes > p.limit {
 		return false
 	}
 	p.hot, p.used = p.hot-m.bytes, p.used+m.bytes
 	m.hot, m.used = false, true
 	p.files[m] = struct{}{}
+	p.notifyLocked()
 	return true
 }
 
@@ -192,6 +191,9 @@ func (m *FileMemory) Pin() bool {
 func (m *FileMemory) Retire() {
 	m.p.mu.Lock()
 	defer m.p.mu.Unlock()
+	if m.hot && !m.retired {
+		m.p.hotRetired += m.bytes
+	}
 	m.retired = true
 }
 
@@ -207,6 +209,9 @@ func (m *FileMemory) Free() {
 	}
 	if m.hot {
 		m.p.hot -= m.bytes
+		if m.retired {
+			m.p.hotRetired -= m.bytes
+		}
 	}
 	m.p.mu.Unlock()
 	m.p.notify()
@@ -248,7 +253,7 @@ func (p *Pinned) WaitRetired(ctx context.Context) error {
 	_ = p.waitRoom(ctx, 0, nil) // fails if what is not retired exceeds the limit
 	for ctx.Err() == nil {
 		p.mu.Lock()
-		over, changed := p.hotOverLocked(), p.watchLocked()
+		over, changed := p.hot > p.limit/hotShare, p.watchLocked()
 		p.mu.Unlock()
 		if !over {
 			break

@@ -15,12 +15,14 @@ import (
 // gives back is kept for the next one, and some is made ahead of need (ahead.go), until Trim finds that it went unused.
 // Its methods may be called from any goroutine.
 type Pinned struct {
-	mu      sync.Mutex
-	limit   int64         // bytes; protected by mu
-	used    int64         // bytes, spares and locked pages of files included; protected by mu
-	hot     int64         // bytes of locked pages of hot files, not part of used; protected by mu
-	spares  []spare       // the longest unused comes first; protected by mu
-	changed chan struct{} // closed by notify; nil while nobody watches. Protected by mu
+	mu    sync.Mutex
+	limit int64 // bytes; protected by mu
+	used  int64 // bytes, spares and locked pages of files included; protected by mu
+	// hot is the bytes of locked pages of hot files, which are not part of used; hotRetired is those of them that are
+	// retired. Protected by mu.
+	hot, hotRetired int64
+	spares          []spare       // the longest unused comes first; protected by mu
+	changed         chan struct{} // closed by notify; nil while nobody watches. Protected by mu
 	// ledger has who owns how much of extents' memory. Protected by mu.
 	ledger  *tenants.Ledger
 	devices []*Device // the devices that use it; protected by mu
@@ -308,6 +310,10 @@ func (p *Pinned) watchLocked() <-chan struct{} {
 func (p *Pinned) notify() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.notifyLocked()
+}
+
+func (p *Pinned) notifyLocked() {
 	if p.changed != nil {
 		close(p.changed)
 		p.changed = nil
