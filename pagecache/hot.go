@@ -10,17 +10,15 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
-// A file is hot when devices have got twice as many bytes through the host's page cache as it has: it is loaded again
+// A file is hot when devices have got one and a half times its size through the host's page cache: it is loaded again
 // and again, or its extents do not fit on the devices that use them. The background locks the pages of hot files, as if
 // they were pinned on the host. So the next bytes come at the speed of the link, and take no cores. Hot files have
 // memory of their own for that (residency.Pinned.LockHot). The pages are unlocked when home changes, and after hotAge
 // without use.
 
 const (
-	// A file is hot once devices have read hotLoads times its size, and at least leastHot. Locking takes about as long
-	// as one load.
-	hotLoads = 2
-	leastHot = hotLoads * leastLocked
+	// leastHot is the fewest bytes that make a file hot (hotFrom).
+	leastHot = leastLocked + leastLocked/2
 	// hotAge is how long the pages of a hot file stay locked without being used, and how long a file whose pages could
 	// not stay locked is not hot again.
 	hotAge = pinnedAge
@@ -37,6 +35,10 @@ type heat struct {
 	// came from there or from locked pages, and cooled when the file was last hot (clock).
 	read, used, cooled atomic.Int64
 }
+
+// hotFrom returns how many bytes make a file of a given size hot: those of the second load, even if loads leave out a
+// part of the file. Locking takes about as long as one load.
+func hotFrom(size int64) int64 { return countsFor(size) + countsFor(size)/2 }
 
 // warm notes that a device got n bytes through the host's page cache. It reports true each time the sum passes another
 // leastHot; the caller then decides whether the file is hot.
@@ -123,7 +125,7 @@ func (f *File) heatLocked() {
 		if f.locking.now.Load() != nil && since(h.used.Load()) > f.c.hotAge {
 			f.coolLocked()
 		}
-	case h.read.Load() >= hotLoads*countsFor(f.size) && since(h.used.Load()) <= heatAge &&
+	case h.read.Load() >= hotFrom(f.size) && since(h.used.Load()) <= heatAge &&
 		since(h.cooled.Load()) > f.c.hotAge:
 		h.hot.Store(true)
 	}

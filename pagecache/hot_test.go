@@ -31,7 +31,7 @@ func (m *machine) heat(src *source) (*File, *program) {
 	m.t.Helper()
 	p := m.run(src, 0, 0, page.Size, false)
 	f := m.cache.Lookup(src.id)
-	for range hotLoads {
+	for range 2 {
 		require.Nil(m.t, f.locking.now.Load(), "before it has come often enough")
 		m.load(src)
 		m.cache.collectDue(m.t.Context())
@@ -85,7 +85,7 @@ func TestHotFileBetweenCollects(t *testing.T) {
 	m := newMachine(t, 1, pinnedMemory(2*leastLocked), func(o *Options, _ *int64) { o.pinTick = time.Millisecond })
 	src := m.noisyFile(leastLocked)
 	p := m.run(src, 0, 0, page.Size, false)
-	for range hotLoads {
+	for range 2 {
 		m.load(src)
 	}
 	m.locked(src)
@@ -105,7 +105,7 @@ func TestHotFileChanges(t *testing.T) {
 	m.unlocked(src)
 	require.Zero(t, f.locking.heat.read.Load())
 	m.cache.collectDue(t.Context())
-	for range hotLoads + 1 {
+	for range 3 {
 		m.load(src)
 		m.cache.collectDue(t.Context())
 	}
@@ -129,11 +129,9 @@ func TestHotFileLeavesDevices(t *testing.T) {
 	m.cache.mu.Unlock()
 	require.EqualValues(t, leastLocked, of.read)
 	m.load(src)
-	for range hotLoads - 1 {
-		v := m.view(ViewRequest{Segments: []view.Segment{bytesOf(0, int64(len(src.home.data)))}}, src)
-		m.cache.collectDue(t.Context())
-		v.unmap()
-	}
+	v := m.view(ViewRequest{Segments: []view.Segment{bytesOf(0, int64(len(src.home.data)))}}, src)
+	m.cache.collectDue(t.Context())
+	v.unmap()
 	m.locked(src)
 }
 
@@ -159,7 +157,7 @@ func TestHotFileTakesNothing(t *testing.T) {
 	m.lock(other)
 	m.locked(src)
 	q := m.run(third, 0, 0, page.Size, false)
-	for range hotLoads {
+	for range 2 {
 		m.load(third)
 	}
 	m.cache.collectDue(t.Context())
@@ -225,7 +223,7 @@ func TestHotFileDoesNotHoldUpClose(t *testing.T) {
 	gate := m.devices[0].Hold(faulty.LockHost)
 	src := m.noisyFile(leastLocked)
 	p := m.run(src, 0, 0, page.Size, false)
-	for range hotLoads {
+	for range 2 {
 		m.load(src)
 	}
 	m.cache.collectDue(t.Context())
@@ -253,7 +251,7 @@ func TestUnpinnedAndHotWhileLocking(t *testing.T) {
 	<-gate.Arrived()
 	f.SetPinning(Pinning{})
 	m.cache.lanes.work.Wait()
-	for range hotLoads {
+	for range 2 {
 		m.load(src)
 	}
 	m.cache.collectDue(t.Context())
@@ -327,7 +325,7 @@ func TestFewHeats(t *testing.T) {
 func TestHotFileOfMappings(t *testing.T) {
 	m := newMachine(t, 1, pinnedMemory(2*leastLocked))
 	src := m.noisyFile(leastLocked)
-	for range hotLoads {
+	for range 2 {
 		m.run(src, 0, 0, leastLocked, false).unmap()
 		m.cache.collectDue(t.Context())
 		_, err := m.cache.Evict(t.Context(), src.id, -1)
@@ -344,7 +342,7 @@ func TestHotFilesRest(t *testing.T) {
 	src := m.noisyFile(leastLocked)
 	heat := func() {
 		t.Helper()
-		for range hotLoads {
+		for range 2 {
 			m.load(src)
 		}
 		p := m.run(src, 0, 0, page.Size, false)
@@ -370,7 +368,7 @@ func TestHotFileCannotBeLocked(t *testing.T) {
 	m.devices[0].Fail(faulty.LockHost, 1, errors.New("injected"))
 	src := m.noisyFile(leastLocked)
 	p := m.run(src, 0, 0, page.Size, false)
-	for range hotLoads {
+	for range 2 {
 		m.load(src)
 	}
 	f := m.cache.Lookup(src.id)
