@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// run does the periodic work of the Cache until ctx ends. It frees unused pinned memory and relays, and locks and
-// unlocks pages of files. It collects released pages before they are older than the
+// run does the periodic work of the Cache until ctx ends. It collects released pages before they are older than the
 // write-back interval, retries failed collects, refreshes replicas when base copies take too much memory, and makes
-// files drop lost devices. It never waits for a file: the lanes do the work.
+// files drop lost devices. It frees unused pinned memory and relays, and locks and unlocks pages of files. It never
+// waits for a file: the lanes do the work.
 func (c *Cache) run(ctx context.Context) {
 	tick, pins := time.NewTicker(max(c.interval/4, 10*time.Millisecond)), time.NewTicker(c.pinTick)
 	defer tick.Stop()

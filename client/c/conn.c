@@ -143,8 +143,8 @@ static size_t find_rights(struct msghdr *msg, int fds[GAIAFS_MAX_EXTENTS])
 }
 
 /*
- * looks: a thread polls for a reply before it sleeps. Being woken takes a third of the time of a short call. On few
- * processors it does not, because the daemon needs this processor.
+ * looks says whether a thread polls for a reply before it sleeps. Being woken takes a third of the time of a short
+ * call. On few processors it is false, because the daemon needs this processor.
  */
 static bool looks;
 static pthread_once_t look_once = PTHREAD_ONCE_INIT;
