@@ -258,6 +258,7 @@ func TestUnpinnedAndHotWhileLocking(t *testing.T) {
 	require.True(t, f.locking.heat.hot.Load())
 	gate.Open()
 	require.Eventually(t, func() bool { return len(f.locking.one) == 0 }, 10*time.Second, time.Millisecond)
+	require.Zero(t, m.cache.pinned.Files())
 	m.cache.collectDue(t.Context())
 	m.lock(other)
 	p.unmap()
