@@ -152,7 +152,11 @@ func (i *fileInfo) print(b *strings.Builder) {
 			line("pinned", "on %s, on account of user %d", pinnedText(i.Pinned), i.PinnedBy)
 		}
 		if p, err := pagecache.ParsePinning(i.Pinned); err == nil && p.Host || i.LockedBytes > 0 {
-			line("locked", "%s of %s in the host's memory", bytesText(i.LockedBytes), bytesText(i.SizeBytes))
+			why := ""
+			if err != nil || !p.Host {
+				why = ", because the file is loaded again and again"
+			}
+			line("locked", "%s of %s in the host's memory%s", bytesText(i.LockedBytes), bytesText(i.SizeBytes), why)
 		}
 		if i.LockError != "" {
 			line("not locked", "%s", pagecache.Printable(i.LockError))

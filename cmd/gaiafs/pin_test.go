@@ -228,6 +228,44 @@ func TestPinsAreOfWhoMayWrite(t *testing.T) {
 	require.Equal(t, exitOK, again.end(t))
 }
 
+// TestHotFile: the pages of a file that is loaded again and again are locked without a pin, and commands say so. A
+// write unlocks them.
+func TestHotFile(t *testing.T) {
+	s := mountForeground(t, "--gpus=emulated:1", "--gpu-memory=32M", "--pinned-memory=64M")
+	path := filepath.Join(s.mountpoint, "model")
+	require.NoError(t, os.WriteFile(path, make([]byte, 20*mib), 0o600))
+	run := func(args ...string) string {
+		t.Helper()
+		r := gaiafsCommand(t, args...)
+		require.Equal(t, exitOK, r.code, r.err)
+		return r.out
+	}
+	locked := func() bool {
+		return strings.Contains(run("info", path),
+			"locked   20 MiB of 20 MiB in the host's memory, because the file is loaded again and again\n")
+	}
+	require.Eventually(t, func() bool {
+		run("warm", path)
+		run("evict", path)
+		return locked()
+	}, time.Minute, time.Millisecond)
+	run("warm", path)
+	require.Contains(t, run("warm", "--verify", path), "20 MiB as in the backing file")
+	status := run("status", s.mountpoint)
+	require.Contains(t, status, "0 B spare; another 20 MiB for files that are loaded again and again\n")
+	require.Contains(t, status, "20 MiB from where it is locked in memory")
+	w, err := os.OpenFile(path, os.O_WRONLY, 0)
+	require.NoError(t, err)
+	_, err = w.WriteAt([]byte("changed"), 10*mib)
+	require.NoError(t, err)
+	require.NoError(t, w.Close())
+	require.False(t, locked())
+	run("warm", path)
+	require.Contains(t, run("warm", "--verify", path), "20 MiB as in the backing file")
+	s.signal(t, syscall.SIGTERM)
+	require.Equal(t, exitOK, s.end(t))
+}
+
 // TestPinOnTheHostOfAnOverlay: devices get what the file has, although SOURCE is an overlay and the mount opened the
 // file before its first write. Mappings of that descriptor show the earlier bytes for ever.
 func TestPinOnTheHostOfAnOverlay(t *testing.T) {

@@ -26,7 +26,7 @@ func (s *statusDocument) print(w io.Writer, all bool) error {
 	table(&b, s.files)
 	s.printLosses(&b)
 	b.WriteString("\nHost memory: " + s.hostMemory(all) + "\n")
-	if s.PinnedBytes > 0 || all {
+	if s.PinnedBytes+s.PinnedHotBytes > 0 || all {
 		b.WriteString("Pinned memory: " + s.pinnedMemory() + "\n")
 	}
 	s.printPrograms(&b)
@@ -306,7 +306,7 @@ func section(b *strings.Builder, heading string, fill func(io.Writer) (rows int)
 func (s *statusDocument) ways(all bool) string {
 	var b strings.Builder
 	var parts []string
-	for _, way := range []struct{ counter, from string }{{"locked_pages", "where it is pinned on the host"},
+	for _, way := range []struct{ counter, from string }{{"locked_pages", "where it is locked in memory"},
 		{"cached_pages", "the host's page cache"},
 		{"direct_pages", "the disk past the host's page cache"}, {"buffered_pages",
 			"the disk through the host's page cache"}, {"peer_copy_pages", "other devices"}} {
