@@ -215,7 +215,7 @@ func (f *File) lockInto(ctx context.Context, l *lockedHome, home Home, size, spo
 	if err := f.mu.LockIn(ctx); err != nil {
 		return err
 	}
-	err := f.mayLockLocked(home, size, spoilt)
+	err := f.mayLockLocked(l, home, size, spoilt)
 	if err == nil {
 		f.beginRead()
 		defer f.endRead()
@@ -232,10 +232,7 @@ func (f *File) lockInto(ctx context.Context, l *lockedHome, home Home, size, spo
 	}
 	defer f.mu.Unlock()
 	if err = f.lookLocked(ctx); err == nil {
-		err = f.mayLockLocked(home, size, spoilt)
-	}
-	if err == nil && l.memory.IsHot() == f.Pinning().Host {
-		err = fail(syscall.EAGAIN, "%s was pinned or unpinned while its pages were being locked", f.Name())
+		err = f.mayLockLocked(l, home, size, spoilt)
 	}
 	if err == nil {
 		f.locking.now.Store(l)
@@ -243,8 +240,8 @@ func (f *File) lockInto(ctx context.Context, l *lockedHome, home Home, size, spo
 	return err
 }
 
-// mayLockLocked says why pages that were locked cannot be used: home must still be as it was then.
-func (f *File) mayLockLocked(home Home, size, spoilt int64) error {
+// mayLockLocked says why l cannot be used: home must still be as it was, and l's memory that of a pin if there is one.
+func (f *File) mayLockLocked(l *lockedHome, home Home, size, spoilt int64) error {
 	switch {
 	case f.detached.Load():
 		return fail(syscall.ESHUTDOWN, "the file is no longer in use")
@@ -252,6 +249,8 @@ func (f *File) mayLockLocked(home Home, size, spoilt int64) error {
 		return fail(syscall.EINVAL, "%s was unpinned", f.Name())
 	case f.locking.spoilt.Load() != spoilt || f.size != size || f.home != home:
 		return fail(syscall.EAGAIN, "%s keeps being changed, so its pages cannot be pinned", f.Name())
+	case l.memory.IsHot() == f.Pinning().Host:
+		return fail(syscall.EAGAIN, "%s was pinned or unpinned while its pages were being locked", f.Name())
 	}
 	return nil
 }

@@ -33,8 +33,8 @@ func shardRows(ctx context.Context, s *session) ([]rows.Row, error) {
 	}
 	n := min(d.size, s.size)
 	v, alone := &viewer{s: s, d: d, n: n}, &viewer{s: own, d: d, n: n}
-	var times, locked []float64 // in each round: how often the file was read, and how often from locked pages
-	shards := v.shards(fmt.Sprintf("gaiafs, %d shards at once", rankCount), &times, &locked)
+	var read shardReads
+	shards := v.shards(fmt.Sprintf("gaiafs, %d shards at once", rankCount), &read)
 	whole := alone.one("gaiafs, the whole file on one GPU, over its own link")
 	links := min(len(s.gpus), rankCount)
 	name := fmt.Sprintf("%s in %d shards of rows of %s, on %d GPUs", sizeText(v.n), rankCount, sizeText(rowSize), links)
@@ -42,25 +42,27 @@ func shardRows(ctx context.Context, s *session) ([]rows.Row, error) {
 		Group: "shards", Name: name, Unit: rows.GBPerSecond, Sides: []rows.Side{shards, whole},
 		Targets: []rows.Target{{Against: whole.Name, Limit: float64(links) / shardSlack}},
 		Note: func() string {
-			return fmt.Sprintf("a shard is rows of a matrix; the speed is that of all of them together. Of what was read, "+
-				"the pages were locked, because the file is hot, by rounds: %.2g", locked)
+			return fmt.Sprintf("a shard is rows of a matrix; the speed is that of all of them together. This part of what "+
+				"was read came from pages that were locked because the file is hot, by rounds: %.2g", read.locked)
 		},
 	}, {
 		Group: "shards", Name: "how often they read the file", Unit: rows.Count, Rounds: 1,
 		Targets: []rows.Target{{Limit: mostRead}},
 		Sides: []rows.Side{{Name: "gaiafs", Measure: func(context.Context) (float64, error) {
-			if len(times) == 0 {
+			if len(read.times) == 0 {
 				return 0, rows.Impossible{Reason: "the row before did not run"}
 			}
-			return rows.Summarise(times).Median, nil
+			return rows.Summarise(read.times).Median, nil
 		}}},
-		Note: func() string { return fmt.Sprintf("in the rounds of the row before: %.3g", times) },
+		Note: func() string { return fmt.Sprintf("in the rounds of the row before: %.3g", read.times) },
 	}}, nil
 }
 
-// shards makes the side in which all ranks load their parts at the same time. times gets how often the file was read,
-// and locked the part of that for which its pages were locked.
-func (v *viewer) shards(name string, times, locked *[]float64) rows.Side {
+// shardReads is, for each round, how often ranks read the file, and the part of that which came from locked pages.
+type shardReads struct{ times, locked []float64 }
+
+// shards makes the side in which all ranks load their parts at the same time, and notes in reads what they read.
+func (v *viewer) shards(name string, reads *shardReads) rows.Side {
 	gpus := make([]gpu, rankCount)
 	for r := range gpus {
 		gpus[r] = v.s.gpus[r%len(v.s.gpus)]
@@ -85,8 +87,8 @@ func (v *viewer) shards(name string, times, locked *[]float64) rows.Side {
 			})
 			read := counters["locked_pages"] + counters["cached_pages"] + counters["direct_pages"] +
 				counters["buffered_pages"]
-			*times = append(*times, float64(read*pageSize)/float64(n))
-			*locked = append(*locked, float64(counters["locked_pages"])/float64(max(read, 1)))
+			reads.times = append(reads.times, float64(read*pageSize)/float64(n))
+			reads.locked = append(reads.locked, float64(counters["locked_pages"])/float64(max(read, 1)))
 			return speed, err
 		},
 	}
@@ -213,13 +215,12 @@ func pinnedRows(ctx context.Context, s *session) ([]rows.Row, error) {
 			return fmt.Sprintf("over the links of %d GPUs; pinning took %.2f s", len(s.gpus), took.Seconds())
 		},
 	}}
-	var times, locked []float64
 	whole := pinned.one("gaiafs, pinned, the whole file on one GPU")
 	links := min(len(s.gpus), rankCount)
 	return append(list, rows.Row{
 		Group: group, Name: fmt.Sprintf("%s in %d shards, on %d GPUs", sizeText(n), rankCount, links),
 		Unit:    rows.GBPerSecond,
-		Sides:   []rows.Side{pinned.shards("gaiafs, pinned, all shards at once", &times, &locked), whole},
+		Sides:   []rows.Side{pinned.shards("gaiafs, pinned, all shards at once", new(shardReads)), whole},
 		Targets: []rows.Target{{Against: whole.Name, Limit: 1 / shardSlack}},
 	}), nil
 }

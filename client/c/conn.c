@@ -153,8 +153,7 @@ static void choose_looks(void)
 {
 	cpu_set_t usable;
 
-	if (sched_getaffinity(0, sizeof usable, &usable) != 0 || CPU_COUNT(&usable) >= GAIAFS_ENOUGH_PROCESSORS)
-		looks = true;
+	looks = sched_getaffinity(0, sizeof usable, &usable) != 0 || CPU_COUNT(&usable) >= GAIAFS_ENOUGH_PROCESSORS;
 }
 
 bool gaiafs_look(int fd, long most, const uint32_t *as_long_as)

@@ -151,12 +151,11 @@ func (i *fileInfo) print(b *strings.Builder) {
 		if i.Pinned != "" {
 			line("pinned", "on %s, on account of user %d", pinnedText(i.Pinned), i.PinnedBy)
 		}
-		if p, err := pagecache.ParsePinning(i.Pinned); err == nil && p.Host || i.LockedBytes > 0 {
-			why := ""
-			if err != nil || !p.Host {
-				why = ", because the file is loaded again and again"
-			}
-			line("locked", "%s of %s in the host's memory%s", bytesText(i.LockedBytes), bytesText(i.SizeBytes), why)
+		locked := fmt.Sprintf("%s of %s in the host's memory", bytesText(i.LockedBytes), bytesText(i.SizeBytes))
+		if p, err := pagecache.ParsePinning(i.Pinned); err == nil && p.Host {
+			line("locked", "%s", locked)
+		} else if i.LockedBytes > 0 {
+			line("locked", "%s, because the file is loaded again and again", locked)
 		}
 		if i.LockError != "" {
 			line("not locked", "%s", pagecache.Printable(i.LockError))

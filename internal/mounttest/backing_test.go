@@ -2,11 +2,8 @@ package mounttest
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"testing"
 
-	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"github.com/gaiafs/gaiafs/internal/testdisk"
@@ -39,10 +36,6 @@ func overlay(t testing.TB) (dir, missing string) {
 	if missing != "" {
 		return "", missing
 	}
-	var names []any
-	for _, name := range []string{"lower", "upper", "work"} {
-		names = append(names, filepath.Join(below, name))
-		require.NoError(t, os.Mkdir(filepath.Join(below, name), 0o755))
-	}
-	return attach(t, "overlay", "overlay", 0, fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", names...))
+	dir = t.TempDir()
+	return dir, testdisk.Overlay(t, below, dir)
 }

@@ -92,8 +92,8 @@ var pagecachePlants = []plant{
 	{
 		name: "hot files: one that was pinned keeps the memory of its pin",
 		file: "pagecache/locked.go",
-		old:  "	if err == nil && l.memory.IsHot() == f.Pinning().Host {\n",
-		new:  "	if err == nil && l.memory.IsHot() && f.Pinning().Host {\n",
+		old:  "	case l.memory.IsHot() == f.Pinning().Host:\n",
+		new:  "	case l.memory.IsHot() && f.Pinning().Host:\n",
 		nets: []net{{pkg: "pagecache", run: "TestUnpinnedAndHotWhileLocking"}},
 	},
 	{
@@ -528,7 +528,8 @@ var pagecachePlants = []plant{
 		old:  "x.kept && c.order(x, y) < 0 &&",
 		new:  "x.kept && c.order(x, y) != 0 &&",
 		nets: []net{
-			{pkg: "pagecache", run: "TestColdIdleExtentsLeaveFirst"}, {pkg: "pagecache/residency/policy", run: "TestTwins"},
+			{pkg: "pagecache", run: "TestColdIdleExtentsLeaveFirst"},
+			{pkg: "pagecache/residency/policy", run: "TestTwins"},
 		},
 	},
 	{
@@ -537,7 +538,8 @@ var pagecachePlants = []plant{
 		old:  "x.kept && c.order(x, y) < 0 &&",
 		new:  "x.kept && c.order(x, y) < -1 &&",
 		nets: []net{
-			{pkg: "pagecache", run: "TestColdIdleExtentsLeaveFirst"}, {pkg: "pagecache/residency/policy", run: "TestTwins"},
+			{pkg: "pagecache", run: "TestColdIdleExtentsLeaveFirst"},
+			{pkg: "pagecache/residency/policy", run: "TestTwins"},
 		},
 	},
 	{

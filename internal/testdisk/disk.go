@@ -59,6 +59,23 @@ func Attach(t testing.TB, image, dir string, options ...string) (missing string)
 	return ""
 }
 
+// Overlay mounts an overlay at dir until the test ends. Its directories are in below, and made if missing: "lower", which
+// may have files, "upper" and "work". missing is as for Mount.
+func Overlay(t testing.TB, below, dir string) (missing string) {
+	t.Helper()
+	var names []any
+	for _, name := range []string{"lower", "upper", "work"} {
+		names = append(names, filepath.Join(below, name))
+		require.NoError(t, os.MkdirAll(filepath.Join(below, name), 0o755))
+	}
+	options := fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", names...)
+	if err := unix.Mount("overlay", dir, "overlay", 0, options); err != nil {
+		return fmt.Sprintf("overlay cannot be mounted here: %v", err)
+	}
+	t.Cleanup(func() { Detach(t, dir) })
+	return ""
+}
+
 // Detach unmounts what is mounted at dir. If it is in use, the test fails. Tests may have unmounted it before.
 func Detach(t testing.TB, dir string) {
 	t.Helper()
