@@ -38,6 +38,14 @@ func (d *device) Alloc(size int64) (gpubackend.Memory, error) {
 // mountWithDevices mounts with emulated devices or GPUs.
 func mountWithDevices(t *testing.T, count int, change ...func(*Options)) (*scene, *pagecache.Cache, *notary) {
 	t.Helper()
+	return mountReading(t, count, pagecache.DeviceReadsAuto, change...)
+}
+
+// mountReading is mountWithDevices. reads says when CPU reads come from the devices.
+func mountReading(
+	t *testing.T, count int, reads pagecache.DeviceReads, change ...func(*Options),
+) (*scene, *pagecache.Cache, *notary) {
+	t.Helper()
 	testdevice.Require(t)
 	if n := testdevice.Count(count); n < count {
 		t.Skipf("%d devices are needed, and there are %d GPUs", count, n)
@@ -56,6 +64,7 @@ func mountWithDevices(t *testing.T, count int, change ...func(*Options)) (*scene
 	}
 	cache, err := pagecache.New(pagecache.Options{
 		Devices: devices, HostMemory: 64 << 20, WriteBackInterval: time.Hour, WriteBack: o.WriteBack,
+		DeviceReads: reads,
 	})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, cache.Close(context.Background())) })

@@ -49,6 +49,7 @@
 //	content.telling    one request at a time tells the kernel of a new size (longer.go)
 //	openFile.mu        locked while the open is closed; nobody else waits for it (openFile.use)
 //	content.gate       read-locked around every change of home
+//	content.pushing    read-locked while pages are pushed; whoever answers a READ does not wait for it
 //	openDir.mu         the position and buffer of an open directory
 //	node.mu            descriptor and locator
 //	nodeTable.placing  the locator of a directory changes

@@ -119,6 +119,7 @@ func (fs *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.Op
 	switch {
 	case in.Flags&unix.O_TRUNC != 0:
 		errno = fs.truncateOpen(ctx, n, fd, in)
+		c.awaitPushes()
 	case of.number == 0 || c.live() != nil:
 		errno = fs.checkSource(ctx, n, fd)
 	}
@@ -315,6 +316,7 @@ func (fs *fileSystem) newOpenFile(
 		if of.uid != fs.creator.uid {
 			of.content.ordinary.Store(uint64(of.uid) + 1)
 		}
+		of.content.awaitPushes()
 	}
 	of.content.opened.Store(of)
 	if of.number == 0 {

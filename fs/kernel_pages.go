@@ -338,6 +338,34 @@ func (k kernelPages) Invalidate(off, n int64) error {
 	return k.fs.invalidate(node, off, n)
 }
 
+// Push implements pagecache.KernelPages.
+//
+// The kernel locks the pages of a READ until it is answered, so whoever makes it drop pages waits for the READs before.
+// It locks those of a push only when the daemon sends them. So what makes pages old, or makes the kernel drop them,
+// waits for pushes itself (content.awaitPushes): an invalidation, an open for writing, a change of the size.
+func (k kernelPages) Push(off int64, p []byte, current func() bool) bool {
+	n := k.fs.table.byInode(k.key)
+	if n == nil {
+		return false
+	}
+	c := n.content()
+	if !c.pushing.TryRLock() {
+		return false
+	}
+	defer c.pushing.RUnlock()
+	if k.fs.mayBeWritten(c) || off+int64(len(p)) > n.told.Load() || !current() {
+		return false
+	}
+	return k.fs.notify.InodeNotifyStoreCache(uint64(n.id), off, p) == fuse.OK
+}
+
+// awaitPushes waits for the pushes that have begun. It waits for the kernel as invalidate does.
+func (c *content) awaitPushes() {
+	c.pushing.Lock()
+	//lint:ignore SA2001 nothing is guarded; the point is to have waited
+	c.pushing.Unlock()
+}
+
 // invalidate makes the kernel drop its pages of the n bytes at off, or to the end of the file if n is negative, and its
 // attributes. The caller must hold no lock that a request needs.
 func (fs *fileSystem) invalidate(node *node, off, n int64) error {
@@ -357,6 +385,7 @@ func (fs *fileSystem) invalidate(node *node, off, n int64) error {
 
 // dropPages is invalidate without a hazard.
 func (fs *fileSystem) dropPages(node *node, off, n int64) error {
+	node.content().awaitPushes()
 	switch status := fs.notify.InodeNotify(uint64(node.id), off, n); status {
 	case fuse.OK, fuse.ENOENT: // ENOENT: the kernel has forgotten the inode
 		return nil

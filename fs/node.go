@@ -95,6 +95,8 @@ type content struct {
 	// dropped is the value of witness.changes up to which the kernel's pages were dropped.
 	dropped atomic.Uint64
 	hazard  hazard
+	// pushing is read-locked while pages are pushed into the kernel's cache.
+	pushing sync.RWMutex
 	// noticing says that a goroutine is examining a foreign change of the file.
 	noticing atomic.Bool
 	// telling is held while the kernel is told a size that it did not know.

@@ -216,6 +216,7 @@ func (fs *fileSystem) setSize(
 	if errno == 0 {
 		n.told.Store(size)
 	}
+	c.awaitPushes()
 	if r := fs.cache.Recording(); r != nil && errno == 0 {
 		r.Resize(n.key.fileID(), size)
 	}

@@ -196,6 +196,14 @@ func (e executor) BorrowHome() (readAt func(p []byte, off int64) (int, error), g
 	return f.home.ReadAt, f.endRead
 }
 
+// Push implements cleanread.Executor.
+func (e executor) Push(off int64, p []byte, current func() bool) bool {
+	e.f.mu.Lock()
+	kernel := e.f.kernel
+	e.f.mu.Unlock()
+	return kernel.Push(off, p, current)
+}
+
 // Count implements cleanread.Executor.
 func (e executor) Count(fn func(c *cleanread.Counters)) {
 	e.f.count(func(c *Counters) { fn(&c.Counters) })

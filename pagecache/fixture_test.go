@@ -320,6 +320,8 @@ func (k *kernel) Invalidate(off, n int64) error {
 	return nil
 }
 
+func (k *kernel) Push(int64, []byte, func() bool) bool { return false }
+
 func (k *kernel) take() []page.Range {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -116,4 +116,8 @@ type KernelPages interface {
 	// cached attributes. The dirty pages arrive as ordinary write requests before it returns. A negative n means to the
 	// end of file. It blocks, and must be called without any lock that a FUSE request handler takes.
 	Invalidate(off, n int64) error
+	// Push gives the kernel p, whole pages of home at off, and reports whether it took them. It does nothing if a
+	// program may change home through the mount, if the kernel thinks that the file is shorter, or if current returns
+	// false. Invalidate waits for a Push that called current before. Push blocks as Invalidate does.
+	Push(off int64, p []byte, current func() bool) bool
 }

@@ -261,6 +261,7 @@ func (c *Counters) snapshot() map[string]int64 {
 		"device_read_fallbacks": c.DeviceReadFallbacks.Load(),
 		"ahead_bytes":           c.AheadBytes.Load(),
 		"ahead_unused_bytes":    c.AheadUnusedBytes.Load(),
+		"pushed_bytes":          c.PushedBytes.Load(),
 	}
 }
 

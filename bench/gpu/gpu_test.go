@@ -301,7 +301,7 @@ func TestARunOnEmulatedDevices(t *testing.T) {
 		}
 	}
 	require.Equal(t, map[string]int{"warm": 1, "shards": 2, "update": 3, "out": 3, "links": 1, "pinned": 2, "release": 4,
-		"acquire": 4, "sharing": 2*(3*2+4*3+2) + 1, "stitch": 4, "peer": 3, "second": 2 + 4 + 1, "reads": 4 * 3},
+		"acquire": 4, "sharing": 2*(3*2+4*3+2) + 1, "stitch": 4, "peer": 3, "second": 2 + 4 + 1, "reads": 6 * 3},
 		groups)
 	text, err = os.ReadFile(markdown)
 	require.NoError(t, err)

@@ -65,6 +65,8 @@ type noPages struct{}
 
 func (noPages) Invalidate(off, n int64) error { return nil }
 
+func (noPages) Push(int64, []byte, func() bool) bool { return false }
+
 // Attach does nothing, because no request looks at attached files.
 func (f *File) Attach(*pagecache.File) {}
 

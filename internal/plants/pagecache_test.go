@@ -3,6 +3,27 @@ package plants
 // pagecachePlants are faults in the execution of the rules.
 var pagecachePlants = []plant{
 	{
+		name: "a chunk from before a change is pushed",
+		file: "pagecache/cleanread/push.go",
+		old:  "s.held && s.epoch == k.epoch",
+		new:  "s.held",
+		nets: []net{{pkg: "pagecache/cleanread", run: "TestOldChunksAreNotPushed"}},
+	},
+	{
+		name: "pages are pushed that nobody counts as the kernel's",
+		file: "pagecache/cleanread/push.go",
+		old:  "s.held && s.epoch == k.epoch",
+		new:  "s.epoch == k.epoch",
+		nets: []net{{pkg: "pagecache/cleanread", run: "TestUncountedPagesAreNotPushed"}},
+	},
+	{
+		name: "a part of a page is pushed",
+		file: "pagecache/cleanread/push.go",
+		old:  "page.Index(s.size>>page.Shift)",
+		new:  "page.Count(s.size)",
+		nets: []net{{pkg: "pagecache/cleanread", run: "TestChunksThatAreReadAgainArePushed"}},
+	},
+	{
 		name: "facts that a read learned outlive a change",
 		file: "pagecache/cleanread/snapshot.go",
 		old:  "|| s.epoch != f.regions.epoch(r) {",

@@ -54,8 +54,10 @@ func (f *File) newChunkAround(rg page.Range, size int64) *chunk {
 
 // readAround reads len(p) bytes at off of a file of size bytes from a device, together with the chunk around them. It
 // returns len(p) or 0. fromHome says that the caller must read home: the device failed or did not answer in time, or it
-// is home's turn to be tried.
-func (f *File) readAround(ctx context.Context, p []byte, off, size int64) (n int, fromHome bool) {
+// is home's turn to be tried. direct is as for Serve.
+func (f *File) readAround(
+	ctx context.Context, p []byte, off, size int64, direct bool,
+) (n int, fromHome bool) {
 	c, began := f.c, time.Now()
 	rg := page.Covering(off, int64(len(p)))
 	if !c.fetchesMore || rg.Len() > AroundPages || rg.Start>>chunkShift != (rg.End-1)>>chunkShift {
@@ -86,7 +88,7 @@ func (f *File) readAround(ctx context.Context, p []byte, off, size int64) (n int
 	if isHome {
 		n = copy(p, plan.Buf()[off-k.pages.Offset():])
 		f.ex.Count(func(c *Counters) { c.DeviceReads.Add(1); c.DeviceReadBytes.Add(int64(n)) })
-		k.note(off, n)
+		k.note(off, n, direct)
 	}
 	// The waiting reader has its bytes already.
 	fill := func() { f.arrived(plan, []*chunk{k}, isHome, int64(len(p))) }

@@ -90,6 +90,7 @@ type Cache struct {
 	store       *chunkStore // nil if devices serve no reads
 	bytes       atomic.Int64
 	memory      chunkMemory
+	pushes      atomic.Int32 // pushes of chunks under way
 
 	mu     sync.Mutex
 	closed bool           // protected by mu

@@ -53,6 +53,9 @@ type chunk struct {
 	users atomic.Int32
 	reads int    // protected by chunkTable.mu
 	read  uint32 // the pages of the chunk that were read, a bit each; protected by chunkTable.mu
+	// buffered is how many of the reads brought pages into the kernel's page cache, and pushAt how many there must be
+	// before the chunk is pushed into that. Protected by chunkTable.mu.
+	buffered, pushAt int
 }
 
 func (k *chunk) done() {
@@ -106,7 +109,8 @@ func (p *chunkTable) prepareLocked(size int64) {
 
 // addChunkLocked makes chunk i, of pages, with two users. The table has no chunk i.
 func (f *File) addChunkLocked(i int64, pages page.Range) *chunk {
-	k := &chunk{f: f, index: i, key: f.serial<<32 ^ uint64(i), pages: pages, ready: make(chan struct{})}
+	k := &chunk{f: f, index: i, key: f.serial<<32 ^ uint64(i), pages: pages, ready: make(chan struct{}),
+		pushAt: pushReads}
 	k.users.Store(2)
 	f.c.countChunks(1)
 	f.table.chunks[i] = k
@@ -195,7 +199,7 @@ func (f *File) takeChunk(i page.Index) *chunk {
 
 // readClean copies the bytes at off that chunks have, from the first byte on, and returns how many. It waits for chunks
 // that are on their way; late says that one did not come in time.
-func (f *File) readClean(p []byte, off int64) (n int, late bool) {
+func (f *File) readClean(p []byte, off int64, direct bool) (n int, late bool) {
 	for n < len(p) && !late {
 		at := off + int64(n)
 		k := f.takeChunk(page.Index(at >> page.Shift))
@@ -204,7 +208,7 @@ func (f *File) readClean(p []byte, off int64) (n int, late bool) {
 		}
 		m := 0
 		if late = !k.wait(); !late {
-			m = k.copyTo(p[n:], at)
+			m = k.copyTo(p[n:], at, direct)
 		}
 		k.done()
 		n += m
@@ -267,7 +271,7 @@ func (k *chunk) fill(bytes []byte) {
 }
 
 // copyTo copies the chunk's bytes at off to p.
-func (k *chunk) copyTo(p []byte, off int64) (n int) {
+func (k *chunk) copyTo(p []byte, off int64, direct bool) (n int) {
 	f := k.f
 	if k.buf == nil || f.epoch(k.pages) != k.epoch {
 		f.dropChunk(k, true)
@@ -281,17 +285,23 @@ func (k *chunk) copyTo(p []byte, off int64) (n int) {
 	}
 	k.touched.Store(time.Now().UnixNano())
 	f.c.store.noteUse(k)
-	if all := k.note(off, n); all && !k.around {
+	switch all, again := k.note(off, n, direct); {
+	case all && !k.around:
 		f.dropChunk(k, true)
+	case again:
+		k.push()
 	}
 	return n
 }
 
-// note counts a read of n bytes at off, and reports whether all of the chunk was read by now.
-func (k *chunk) note(off int64, n int) (all bool) {
+// note counts a read of n bytes at off. all says that all of the chunk was read by now, again that it is to be pushed.
+func (k *chunk) note(off int64, n int, direct bool) (all, again bool) {
 	k.f.table.mu.Lock()
 	defer k.f.table.mu.Unlock()
 	k.reads++
+	if !direct {
+		k.buffered++
+	}
 	k.read |= k.bitsOf(page.Covering(off, int64(n)))
-	return k.read == k.bitsOf(k.pages)
+	return k.read == k.bitsOf(k.pages), k.around && !direct && k.buffered >= k.pushAt
 }

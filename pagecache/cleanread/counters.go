@@ -10,4 +10,5 @@ type Counters struct {
 	DiskReads, DiskReadBytes     atomic.Int64
 	DeviceReadFallbacks          atomic.Int64
 	AheadBytes, AheadUnusedBytes atomic.Int64
+	PushedBytes                  atomic.Int64
 }

@@ -22,6 +22,10 @@ type Executor interface {
 	// giveBack is called, whatever happens to the file. BorrowHome takes the executor's lock. It returns nil, nil if
 	// the file is given up.
 	BorrowHome() (readAt func(p []byte, off int64) (int, error), giveBack func())
+	// Push gives the kernel's page cache p, whole pages at off of which the executor knows that the kernel may hold
+	// them. It calls current when no later change of them can be missed, and returns false if current does or if the
+	// kernel does not take them. It takes the executor's lock, but does not hold it while it blocks on the kernel.
+	Push(off int64, p []byte, current func() bool) bool
 	// Count calls fn to count something.
 	Count(fn func(c *Counters))
 }

@@ -1,6 +1,7 @@
 package cleanread
 
 import (
+	"bytes"
 	"context"
 	"math/rand/v2"
 	"sync"
@@ -32,6 +33,15 @@ type file struct {
 	nothing bool // nothing is on the device
 	extent  *extent
 	changes atomic.Uint64
+	// pushed are the bytes that the kernel got. pushing is called at the beginning of each push, if it is not nil.
+	// Protected by mu.
+	pushed  []pushed
+	pushing func()
+}
+
+type pushed struct {
+	off   int64
+	bytes []byte
 }
 
 type counters struct{ all Counters }
@@ -137,6 +147,22 @@ func (f *file) BorrowHome() (func(p []byte, off int64) (int, error), func()) {
 func (f *file) ReadAt(p []byte, off int64) (int, error) {
 	f.reads.Add(1)
 	return copy(p, f.home[min(off, int64(len(f.home))):]), nil
+}
+
+func (f *file) Push(off int64, p []byte, current func() bool) bool {
+	f.mu.Lock()
+	hook := f.pushing
+	f.mu.Unlock()
+	if hook != nil {
+		hook()
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !current() {
+		return false
+	}
+	f.pushed = append(f.pushed, pushed{off, bytes.Clone(p)})
+	return true
 }
 
 func (f *file) ReadCached([]byte, int64) (int, error) { return 0, nil }

@@ -17,7 +17,7 @@ func (f *File) Serve(ctx context.Context, p []byte, off, size int64, home Home, 
 		// are being fetched.
 		f.readAhead(ctx, f.expect(page.Covering(off, int64(len(p))), size), home)
 	}
-	n, late := f.readClean(p, off)
+	n, late := f.readClean(p, off, direct)
 	if n == len(p) {
 		return n, nil
 	}
@@ -30,7 +30,7 @@ func (f *File) Serve(ctx context.Context, p []byte, off, size int64, home Home, 
 	}
 	m, atHome := 0, late
 	if !late {
-		m, atHome = f.readAround(ctx, rest, at, size)
+		m, atHome = f.readAround(ctx, rest, at, size, direct)
 	}
 	switch {
 	case m > 0:

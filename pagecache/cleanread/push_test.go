@@ -1,0 +1,116 @@
+package cleanread
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// newPushFile makes a file of so many chunks and a part of a page, whose regions have snapshots.
+func newPushFile(t *testing.T, chunks int64) *file {
+	f := newFile(t, chunks*ChunkSize+100, nil)
+	for range 2 {
+		f.publish(page.Covering(0, int64(len(f.home))), false)
+	}
+	return f
+}
+
+// TestChunksThatAreReadAgainArePushed: the kernel gets a chunk once, after its second read through the kernel's cache.
+func TestChunksThatAreReadAgainArePushed(t *testing.T) {
+	f := newPushFile(t, 3)
+	read := func(chunk, at int64, direct bool) {
+		f.read(chunk*ChunkSize+at*page.Size, page.Size, direct)
+		f.quiet()
+	}
+	for at := range int64(4) {
+		read(0, at, true)
+	}
+	read(0, 4, false)
+	read(1, 7, false)
+	require.Empty(t, f.pushed)
+	read(1, 9, true)
+	require.Empty(t, f.pushed, "that read brought nothing into the kernel's cache")
+	read(0, 5, false)
+	require.Equal(t, []pushed{{0, f.home[:ChunkSize]}}, f.pushed)
+	require.EqualValues(t, ChunkSize, f.all.PushedBytes.Load())
+	require.EqualValues(t, ChunkSize, f.c.Bytes(), "a pushed chunk stays")
+	require.Zero(t, f.all.AheadUnusedBytes.Load(), "the kernel has these bytes")
+	read(1, 8, false)
+	require.Equal(t, pushed{ChunkSize, f.home[ChunkSize : 2*ChunkSize]}, f.pushed[1])
+	for range 2 { // there is no whole page
+		read(3, 0, false)
+	}
+	require.Len(t, f.pushed, 2)
+	require.Zero(t, f.c.pushes.Load())
+}
+
+// TestOldChunksAreNotPushed: after a change, the kernel must not get what home had before.
+func TestOldChunksAreNotPushed(t *testing.T) {
+	f := newPushFile(t, 1)
+	f.read(0, page.Size, false)
+	f.quiet()
+	f.pushing = func() {
+		f.write(page.Size, []byte{f.home[page.Size] + 1})
+		for range 2 { // others have read again, and know the region as it is now
+			f.publish(page.Range{End: 1}, false)
+		}
+	}
+	f.read(2*page.Size, page.Size, false)
+	f.quiet()
+	require.Empty(t, f.pushed)
+	require.Zero(t, f.all.PushedBytes.Load())
+}
+
+// TestUncountedPagesAreNotPushed: the kernel gets no pages that it could keep when they change.
+func TestUncountedPagesAreNotPushed(t *testing.T) {
+	f := newFile(t, ChunkSize, nil)
+	for range 2 {
+		f.publish(page.Range{End: 1}, true) // so the executor counts none of them among the kernel's pages
+	}
+	p := make([]byte, page.Size)
+	for at := range int64(8) {
+		n, err := f.Serve(t.Context(), p, at*page.Size, ChunkSize, f, false)
+		require.NoError(t, err)
+		require.Equal(t, f.home[at*page.Size:][:page.Size], p[:n])
+		f.quiet()
+	}
+	require.Empty(t, f.pushed)
+	f.publish(page.Range{End: 1}, false)
+	for at := range int64(8) { // later attempts are rare, but come
+		f.read((8+at)*page.Size, page.Size, false)
+		f.quiet()
+	}
+	require.Len(t, f.pushed, 1)
+}
+
+// TestFewPushesAtOnce: the chunks of others are pushed at a later read.
+func TestFewPushesAtOnce(t *testing.T) {
+	chunks := []int64{0, 7, 3, 12, 5, 9} // not what read-ahead expects
+	require.Greater(t, len(chunks), mostPushes)
+	f := newPushFile(t, 13)
+	begun, goOn := make(chan struct{}, 2*len(chunks)), make(chan struct{})
+	f.pushing = func() { begun <- struct{}{}; <-goOn }
+	read := func(at int64) {
+		for _, k := range chunks {
+			f.read(k*ChunkSize+at*page.Size, page.Size, false)
+		}
+	}
+	read(0)
+	f.quiet()
+	read(1)
+	for range mostPushes {
+		<-begun
+	}
+	require.EqualValues(t, mostPushes, f.c.pushes.Load())
+	close(goOn)
+	f.quiet()
+	require.Len(t, f.pushed, mostPushes)
+	read(2)
+	f.quiet()
+	require.GreaterOrEqual(t, len(f.pushed), len(chunks))
+	for _, x := range f.pushed {
+		require.Equal(t, f.home[x.off:x.off+ChunkSize], x.bytes)
+	}
+}
