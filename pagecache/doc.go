@@ -86,7 +86,8 @@
 // (spoilLocked). An acquire of a view copies the stale bytes. Those that devices released and home does not have yet
 // come from the devices, under File.mu; the rest comes from home, without it (views.go, viewstraight.go, viewfill.go).
 // Package residency owns the memory of a View as it does that of a file, with the View as the Key. The memory stays
-// until it is needed for something else.
+// until it is needed for something else. A fill begins before the memory is zeroed: the fill zeroes an extent before
+// bytes go there, and the export does so before a client gets it, whichever is first.
 //
 // # Locked pages
 //

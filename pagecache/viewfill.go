@@ -328,6 +328,31 @@ func (t *viewFill) Sent(pieces []*mover.Piece) {
 // Arrived implements mover.Target.
 func (t *viewFill) Arrived([]*mover.Piece) {}
 
+// ready zeroes the extents that copies go to, or waits until that is done.
+func (t *viewFill) ready(ctx context.Context, copies []gpubackend.Copy) error {
+	return t.zero(ctx, len(copies), func(i int) gpubackend.Memory { return copies[i].Mem })
+}
+
+// zero zeroes the extents of the view that have the memories that mem returns for 0 to n-1.
+func (t *viewFill) zero(ctx context.Context, n int, mem func(i int) gpubackend.Memory) error {
+	var last gpubackend.Memory
+	for i := range n {
+		if mem(i) == last {
+			continue
+		}
+		last = mem(i)
+		for _, x := range t.extents {
+			if x.Memory() != last {
+				continue
+			}
+			if err := x.Zero(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // appendPeer appends copies into bytes of the view from memory, where the bytes begin at off.
 func (t *viewFill) appendPeer(list []gpubackend.PeerCopy, from gpubackend.Memory, off int64,
 	into page.Bytes) []gpubackend.PeerCopy {

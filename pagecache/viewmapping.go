@@ -123,7 +123,9 @@ func (req *ViewRequest) layout(dev *device, sources []Source) (*view.Layout, err
 	return layout, nil
 }
 
-// begin gets memory for the view, begins to fill it, and exports it.
+// begin gets memory for the view, begins to fill it, and exports it. Each extent is zeroed by the first who needs it:
+// the fill, before bytes go there, or the export. So the fill need not wait until all memory is zeros, and if it fails,
+// clients find no old bytes.
 func (m *ViewMapping) begin(ctx context.Context, req ViewRequest, by residency.Tenant) (err error) {
 	v := m.v
 	v.c.beginMapping()
@@ -140,6 +142,8 @@ func (m *ViewMapping) begin(ctx context.Context, req ViewRequest, by residency.T
 		Size:  residency.ViewSize(v.dev.info, v.layout.Size()),
 		Ends:  true,
 		By:    by,
+
+		Unzeroed: true,
 	})
 	if err != nil {
 		return m.deviceError(err)
@@ -148,7 +152,7 @@ func (m *ViewMapping) begin(ctx context.Context, req ViewRequest, by residency.T
 	if !req.Lazy {
 		stop = m.beginFill(ctx)
 	}
-	if err = m.export(); err != nil {
+	if err = m.export(ctx); err != nil {
 		stop()
 	}
 	return err
@@ -163,10 +167,13 @@ func (m *ViewMapping) deviceError(err error) error {
 	return err
 }
 
-// export makes the descriptors of the extents.
-func (m *ViewMapping) export() (err error) {
+// export makes the descriptors of the extents, which it zeroes first.
+func (m *ViewMapping) export(ctx context.Context) (err error) {
 	m.pin.Watch(func(x *residency.Extent, at residency.Placement) {
 		e := Extent{Offset: x.Pages().Offset(), Size: x.Size()}
+		if err == nil {
+			err = x.Zero(ctx)
+		}
 		if err == nil {
 			e.Descriptor, err = at.Memory.Export(false)
 		}

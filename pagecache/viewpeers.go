@@ -73,7 +73,7 @@ func (p *viewPart) fromExtentsLocked(ctx context.Context, pages []page.Range,
 		if !few {
 			continue
 		}
-		if err := p.copyPeer(ctx, h.dev, copies, take); err != nil {
+		if err := into.copyPeer(ctx, h.dev, copies, take); err != nil {
 			if errors.Is(err, gpubackend.ErrNoPeer) {
 				continue
 			}
@@ -103,8 +103,11 @@ func (p *viewPart) fromExtents(h *holding, pages []page.Range,
 }
 
 // copyPeer copies pages from another device and notes that they have arrived.
-func (p *viewPart) copyPeer(ctx context.Context, from *device, copies []gpubackend.PeerCopy, pages []page.Range) error {
-	dev := p.v.dev
+func (t *viewFill) copyPeer(ctx context.Context, from *device, copies []gpubackend.PeerCopy, pages []page.Range) error {
+	p, dev := t.p, t.p.v.dev
+	if err := t.zero(ctx, len(copies), func(i int) gpubackend.Memory { return copies[i].Mem }); err != nil {
+		return err
+	}
 	err := dev.moves.Peer(ctx, mover.Acquire, copies)
 	p.v.c.noteWay(dev, from, err)
 	if from != dev && errors.Is(err, gpubackend.ErrDeviceLost) {
@@ -236,5 +239,5 @@ func (p *viewPart) copyFrom(ctx context.Context, dev *device, extents []*residen
 		}
 	}
 	flush()
-	return p.copyPeer(ctx, dev, copies, pages)
+	return into.copyPeer(ctx, dev, copies, pages)
 }

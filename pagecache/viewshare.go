@@ -30,6 +30,7 @@ func (t *viewFill) fromHome(ctx context.Context, pages []page.Range, ready func(
 		Into:   t,
 		Pieces: mover.Pieces(len(read), update, []mover.Run{{Pages: all}}, nil),
 		Reads:  new(mover.Reads),
+		Ready:  t.ready,
 	}
 	var giveBack func()
 	t.fill.Relays, giveBack = p.v.c.relays(p.v.dev, sizeOf(pages))

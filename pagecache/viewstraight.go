@@ -101,7 +101,7 @@ func (p *viewPart) copyStraightLocked(ctx context.Context, of map[*holding][]pag
 		copies, few := p.fromExtents(h, mine, into)
 		err := gpubackend.ErrNoPeer
 		if few {
-			err = p.copyPeer(ctx, h.dev, copies, mine)
+			err = into.copyPeer(ctx, h.dev, copies, mine)
 		}
 		switch {
 		case err == nil:

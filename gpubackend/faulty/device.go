@@ -49,6 +49,7 @@ type Device struct {
 	gates [ops]*Gate         // protected by mu; nil where calls pass
 	slow  [ops]time.Duration // protected by mu
 	total int64              // protected by mu; 0: as the wrapped device has it
+	old   bool               // protected by mu; set by OldBytes
 	sizes map[int]int        // protected by mu; of HostBuffer, with how often each was asked for
 }
 
@@ -79,6 +80,13 @@ func (d *Device) Lose() {
 	d.lost = true
 }
 
+// OldBytes makes Zeroed of every Memory false, as on a GPU.
+func (d *Device) OldBytes() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.old = true
+}
+
 // Calls returns the number of calls of op so far, failed and waiting ones included.
 func (d *Device) Calls(op Op) int {
 	d.mu.Lock()
@@ -88,13 +96,16 @@ func (d *Device) Calls(op Op) int {
 
 // Hold makes every call of op from now on wait until the Gate is opened or the call's context ends. It panics while an
 // earlier Gate of op is not open.
-func (d *Device) Hold(op Op) *Gate {
+func (d *Device) Hold(op Op) *Gate { return d.HoldAfter(op, 0) }
+
+// HoldAfter is Hold, but lets n calls pass first.
+func (d *Device) HoldAfter(op Op, n int) *Gate {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.gates[op] != nil {
 		panic("faulty: " + op.String() + " is held already")
 	}
-	g := &Gate{dev: d, op: op, arrived: make(chan struct{}), open: make(chan struct{})}
+	g := &Gate{dev: d, op: op, after: d.calls[op] + n, arrived: make(chan struct{}), open: make(chan struct{})}
 	d.gates[op] = g
 	return g
 }
@@ -110,6 +121,7 @@ func (d *Device) Slow(op Op, by time.Duration) {
 type Gate struct {
 	dev     *Device
 	op      Op
+	after   int // the number of the last call that passes; immutable
 	once    sync.Once
 	arrived chan struct{} // closed by the first call that waits
 	open    chan struct{} // closed by Open
@@ -135,6 +147,9 @@ func (d *Device) enter(ctx context.Context, op Op) error {
 	err := d.fail[op][d.calls[op]]
 	delete(d.fail[op], d.calls[op])
 	gate, slow := d.gates[op], d.slow[op]
+	if gate != nil && d.calls[op] <= gate.after {
+		gate = nil
+	}
 	d.mu.Unlock()
 	if slow > 0 {
 		time.Sleep(slow)
@@ -358,7 +373,11 @@ type memory struct {
 
 func (m *memory) Size() int64 { return m.inner.Size() }
 
-func (m *memory) Zeroed() bool { return m.inner.Zeroed() }
+func (m *memory) Zeroed() bool {
+	m.dev.mu.Lock()
+	defer m.dev.mu.Unlock()
+	return !m.dev.old && m.inner.Zeroed()
+}
 
 func (m *memory) Export(writable bool) (*os.File, error) {
 	if err := m.dev.enter(context.Background(), Export); err != nil {

@@ -124,6 +124,17 @@ func TestSlow(t *testing.T) {
 	require.NoError(t, d.Close())
 }
 
+func TestOldBytes(t *testing.T) {
+	d := wrap(t)
+	m, err := d.Alloc(2 << 20)
+	require.NoError(t, err)
+	require.True(t, m.Zeroed())
+	d.OldBytes()
+	require.False(t, m.Zeroed())
+	require.NoError(t, m.Free())
+	require.NoError(t, d.Close())
+}
+
 func TestHold(t *testing.T) {
 	d := wrap(t)
 	m, err := d.Alloc(2 << 20)
@@ -144,10 +155,17 @@ func TestHold(t *testing.T) {
 		require.NoError(t, <-result, op)
 		require.NoError(t, call(t.Context()), "%v after the gate was opened", op)
 	}
+	gate := d.HoldAfter(faulty.Zero, 1)
+	require.NoError(t, d.Zero(t.Context(), m, 0, 1), "the first one passes")
+	held := make(chan error, 1)
+	go func() { held <- d.Zero(t.Context(), m, 0, 1) }()
+	<-gate.Arrived()
+	gate.Open()
+	require.NoError(t, <-held)
 	// A call gives up waiting when its context ends, and finds the device lost meanwhile.
 	ctx, cancel := context.WithCancel(t.Context())
 	all := calls(t, d, m)
-	gate := d.Hold(faulty.Digests)
+	gate = d.Hold(faulty.Digests)
 	result := make(chan error, 1)
 	go func() { result <- all[faulty.Digests](ctx) }()
 	<-gate.Arrived()

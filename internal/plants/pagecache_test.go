@@ -127,8 +127,8 @@ var pagecachePlants = []plant{
 	{
 		name: "views: the fill goes on after a failed export",
 		file: "pagecache/viewmapping.go",
-		old:  "	if err = m.export(); err != nil {\n		stop()\n",
-		new:  "	if err = m.export(); err != nil {\n		_ = stop\n",
+		old:  "	if err = m.export(ctx); err != nil {\n		stop()\n",
+		new:  "	if err = m.export(ctx); err != nil {\n		_ = stop\n",
 		nets: []net{{pkg: "pagecache", run: "TestViewThatCannotBeExported"}},
 	},
 	{

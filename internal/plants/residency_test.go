@@ -12,8 +12,8 @@ var residencyPlants = []plant{
 	{
 		name: "a client that asks for memory is not counted as its owner",
 		file: "pagecache/residency/reserve.go",
-		old:  "x, err := d.make(ctx, key, of.pages, p.by, allocate)\n\td.mu.Lock()\n",
-		new:  "d.ledger.Add(owner, -size)\n\tx, err := d.make(ctx, key, of.pages, p.by, allocate)\n\td.mu.Lock()\n\td.ledger.Add(owner, size)\n",
+		old:  "x, err := p.make(ctx, key, of.pages, allocate)\n\td.mu.Lock()\n",
+		new:  "d.ledger.Add(owner, -size)\n\tx, err := p.make(ctx, key, of.pages, allocate)\n\td.mu.Lock()\n\td.ledger.Add(owner, size)\n",
 		nets: []net{{pkg: "pagecache/residency", run: "TestRequesterIsCounted"}},
 	},
 	{

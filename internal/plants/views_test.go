@@ -135,6 +135,27 @@ var viewsPlants = []plant{
 		nets: []net{{pkg: "pagecache/view", run: "TestRandomLayouts"}},
 	},
 	{
+		name: "view: memory is exported with old bytes",
+		file: "pagecache/viewmapping.go",
+		old:  "\t\t\terr = x.Zero(ctx)\n",
+		new:  "",
+		nets: []net{{pkg: "pagecache", run: "TestNobodySeesOldBytes"}},
+	},
+	{
+		name: "view: bytes from home come before the zeros",
+		file: "pagecache/viewshare.go",
+		old:  "\t\tReady:  t.ready,\n",
+		new:  "",
+		nets: []net{{pkg: "pagecache", run: "TestZerosDoNotOverwriteBytes"}},
+	},
+	{
+		name: "view: bytes of another device come before the zeros",
+		file: "pagecache/viewpeers.go",
+		old:  "if err := t.zero(ctx, len(copies), func",
+		new:  "if err := t.zero(ctx, 0, func",
+		nets: []net{{pkg: "pagecache", run: "TestZerosDoNotOverwriteBytes"}},
+	},
+	{
 		name: "view: an eviction does not mark its pages stale",
 		file: "pagecache/views.go",
 		old:  "	v.staleIn(x) // for the next mapping\n",

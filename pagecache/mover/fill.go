@@ -98,6 +98,9 @@ type Fill struct {
 	From   *Source
 	Into   Target
 	Pieces []Piece
+	// Ready makes the device's memory ready for copies. It is called before each call that makes them, and may wait.
+	// nil if the memory is ready.
+	Ready func(ctx context.Context, copies []gpubackend.Copy) error
 	// Until, if not zero, is when no more pieces begin, except the first. If home can be read past the host's page
 	// cache, Run then does not wait for the disk, either: pieces are read ahead, and Reads.Pause waits for what is
 	// missing.
@@ -604,6 +607,11 @@ func (p *Fill) give(pieces []*Piece, through *Relay) error {
 			all.copies, all.patches = append(all.copies, x.copies...), append(all.patches, x.patches...)
 		}
 		copies, patches = all.copies, all.patches
+	}
+	if len(copies) > 0 && p.Ready != nil {
+		if err := p.Ready(p.ctx, copies); err != nil {
+			return err
+		}
 	}
 	if len(copies) > 0 {
 		if err := p.in(copies, through); err != nil {

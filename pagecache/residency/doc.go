@@ -7,8 +7,9 @@
 // file; package pagecache implements it. This package does not know what the bytes are, nor whether other copies exist.
 // To evict an extent it asks the Key to Clean it. The Key lets go of the extent (Leave) when nothing would be lost.
 //
-// Only Reserve and Grant make extents. Reserve pins all extents of a range for a client, or none. A tenants.Ledger
-// decides whose extents make room, and a policy.Rule which of them.
+// Only Reserve and Grant make extents. Reserve pins all extents of a range for a client, or none. It zeroes new ones,
+// or leaves that to whoever needs an extent first (Request.Unzeroed, Extent.Zero). A tenants.Ledger decides whose
+// extents make room, and a policy.Rule which of them.
 //
 // # Ownership
 //
@@ -21,7 +22,7 @@
 //
 // # States of an extent
 //
-//	made      it has memory; only Reserve, which zeroes it, or Grant knows it
+//	made      it has memory; only Reserve, which zeroes it unless that is done later, or Grant knows it
 //	idle      its Key has it, and nobody maps it: it may be evicted
 //	mapped    its Key has it, and so have clients' Pins
 //	left      its Key let go of it; the memory stays for its remaining users

@@ -1,6 +1,7 @@
 package residency
 
 import (
+	"context"
 	"math"
 	"slices"
 	"sync/atomic"
@@ -52,6 +53,11 @@ type Extent struct {
 	// littered means that the memory could hold old bytes when the extent was made. Immutable.
 	littered bool
 
+	// zeroed says that the memory holds no old bytes, or that x is littered. zeroing has an element while somebody
+	// zeroes the memory.
+	zeroed  atomic.Bool
+	zeroing chan struct{}
+
 	placement atomic.Pointer[Placement] // never nil; changed by place
 	// users counts the Key, every Pin, and every copy in progress. The last one frees the memory.
 	users atomic.Int32
@@ -80,6 +86,28 @@ func (x *Extent) Size() int64 { return x.size }
 
 // Littered reports whether x could hold old bytes, rather than zeros, when it was made.
 func (x *Extent) Littered() bool { return x.littered }
+
+// Zero zeroes the memory of x, unless that was done. Until then it may hold bytes of another file: it must not be
+// exported, and the Key puts no bytes there, because Zero would overwrite them. The caller uses x. Several callers may
+// ask at once: one of them zeroes, and the others wait for it as long as their contexts last. After an error any caller
+// may try again.
+func (x *Extent) Zero(ctx context.Context) error {
+	if x.zeroed.Load() {
+		return nil
+	}
+	select {
+	case x.zeroing <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	defer func() { <-x.zeroing }()
+	if x.zeroed.Load() {
+		return nil
+	}
+	err := x.dev.backend.Zero(ctx, x.Memory(), 0, x.size)
+	x.zeroed.Store(err == nil)
+	return err
+}
 
 // Placement returns where the bytes are. It does not change while the caller uses x; see the package comment.
 func (x *Extent) Placement() Placement { return *x.placement.Load() }

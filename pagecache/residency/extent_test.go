@@ -1,6 +1,8 @@
 package residency
 
 import (
+	"context"
+	"errors"
 	"syscall"
 	"testing"
 
@@ -118,4 +120,36 @@ func TestRefusals(t *testing.T) {
 	require.ErrorIs(t, err, syscall.ENOMEM)
 	require.ErrorContains(t, err, "no user may map more than 128 KiB of its 256 KiB")
 	require.Zero(t, d.Status().Extents)
+}
+
+// TestZeroLater: extents that are not zeroed at once are zeroed by the first who asks. Others wait, as long as their
+// contexts last. After an error anyone may try again.
+func TestZeroLater(t *testing.T) {
+	d, f := newDevice(t, 4, 1)
+	k := newKey(t, d)
+	p, err := d.Reserve(t.Context(), k, Request{Pages: granules(0, 2), Size: granule, Unzeroed: true})
+	require.NoError(t, err)
+	require.Zero(t, f.Calls(faulty.Zero))
+	x := p.Extents()[0]
+	zeros := f.Hold(faulty.Zero)
+	first, second := make(chan error, 1), make(chan error, 1)
+	go func() { first <- x.Zero(t.Context()) }()
+	<-zeros.Arrived()
+	ended, end := context.WithCancel(t.Context())
+	end()
+	require.ErrorIs(t, x.Zero(ended), context.Canceled)
+	go func() { second <- x.Zero(t.Context()) }()
+	zeros.Open()
+	require.NoError(t, <-first)
+	require.NoError(t, <-second)
+	require.NoError(t, x.Zero(ended), "it is done")
+	require.Equal(t, 1, f.Calls(faulty.Zero))
+
+	planned := errors.New("planned")
+	f.Fail(faulty.Zero, 1, planned)
+	x = p.Extents()[1]
+	require.ErrorIs(t, x.Zero(t.Context()), planned)
+	require.NoError(t, x.Zero(t.Context()))
+	require.Equal(t, 3, f.Calls(faulty.Zero))
+	p.Free()
 }

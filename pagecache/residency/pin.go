@@ -38,7 +38,9 @@ type Pin struct {
 	recalls bool      // Recall may end it; protected by Device.mu
 	failed  bool      // of a failed attempt at a grant: its Free frees nothing that others wait for
 	extents []*Extent // in the order of their pages
-	told    func(x *Extent, at Placement)
+	// unzeroed is Request.Unzeroed. Immutable.
+	unzeroed bool
+	told     func(x *Extent, at Placement)
 }
 
 // Extents returns the pinned extents in the order of their pages.

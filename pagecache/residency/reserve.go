@@ -51,18 +51,21 @@ type Request struct {
 	Size int64
 	// Ends means that the Key will never have pages after these.
 	Ends bool
-	By   Tenant
+	// Unzeroed means that new extents are not zeroed yet: the caller calls Extent.Zero. All requests of a Key have the
+	// same.
+	Unzeroed bool
+	By       Tenant
 }
 
 // errThere means that the Key got memory for the pages while the reservation waited for room.
 var errThere = errors.New("somebody else reserved these pages")
 
-// Reserve returns a Pin of extents that cover the pages and have memory. New extents are zeros. If the device is full,
-// others are evicted. Reserve blocks on the Key, on the victims' Keys and on the device. After an error nothing is
-// pinned. Errors: ENOMEM with a sentence that says why, EOVERFLOW for the last extent of the largest possible file,
-// those of ctx and of the device. The caller must hold no lock that a Key may take.
+// Reserve returns a Pin of extents that cover the pages and have memory. New extents are zeros, unless r.Unzeroed is
+// set. If the device is full, others are evicted. Reserve blocks on the Key, on the victims' Keys and on the device.
+// After an error nothing is pinned. Errors: ENOMEM with a sentence that says why, EOVERFLOW for the last extent of the
+// largest possible file, those of ctx and of the device. The caller must hold no lock that a Key may take.
 func (d *Device) Reserve(ctx context.Context, key Key, r Request) (*Pin, error) {
-	p := &Pin{dev: d, by: r.By}
+	p := &Pin{dev: d, by: r.By, unzeroed: r.Unzeroed}
 	for rest := r.Pages; !rest.Empty(); {
 		pieces, bytes := plan(key.Extents(Aligned(rest, r.Size)), rest, r.Size, d.info.Granularity, d.Budget())
 		if r.Ends {
@@ -179,7 +182,7 @@ func (p *Pin) take(ctx context.Context, key Key, of piece, allocate allocator) (
 	d.mu.Lock()
 	d.ledger.Add(owner, size) // now, so that it counts when a victim is chosen
 	d.mu.Unlock()
-	x, err := d.make(ctx, key, of.pages, p.by, allocate)
+	x, err := p.make(ctx, key, of.pages, allocate)
 	d.mu.Lock()
 	if err != nil {
 		d.ledger.Add(owner, -size)
@@ -232,24 +235,27 @@ func (d *Device) allocateOwn(ctx context.Context, _ Key, pages page.Range, by Te
 }
 
 // make returns a new extent that nobody else knows. Its owner is counted already.
-func (d *Device) make(ctx context.Context, key Key, pages page.Range, by Tenant, allocate allocator) (*Extent, error) {
-	x := &Extent{dev: d, key: key, pages: pages, size: piece{pages: pages}.bytes(), owner: by.id(),
-		pins: make(map[uint32]int)}
-	got, err := allocate(ctx, key, pages, by, func() bool { return len(key.Extents(pages)) > 0 })
+func (p *Pin) make(ctx context.Context, key Key, pages page.Range, allocate allocator) (*Extent, error) {
+	d := p.dev
+	x := &Extent{dev: d, key: key, pages: pages, size: piece{pages: pages}.bytes(), owner: p.by.id(),
+		pins: make(map[uint32]int), zeroing: make(chan struct{}, 1)}
+	got, err := allocate(ctx, key, pages, p.by, func() bool { return len(key.Extents(pages)) > 0 })
 	if err != nil {
 		return nil, err
 	}
-	// Memory may hold bytes of another file, and a client can reach every byte of an extent.
-	if x.littered = got.littered; !x.littered && !got.mem.Zeroed() {
-		if err := d.backend.Zero(ctx, got.mem, 0, x.size); err != nil {
-			d.free(Placement{Tier: got.tier, Memory: got.mem}, nil)
-			d.unmade(got.tier, x.size)
-			d.wake()
-			return nil, err
-		}
-	}
+	x.littered = got.littered
+	x.zeroed.Store(got.littered || got.mem.Zeroed())
 	x.place(TierNone, nil)
 	x.place(got.tier, got.mem)
+	if p.unzeroed {
+		return x, nil
+	}
+	if err := x.Zero(ctx); err != nil {
+		d.free(x.Placement(), nil)
+		d.unmade(got.tier, x.size)
+		d.wake()
+		return nil, err
+	}
 	return x, nil
 }
 
