@@ -115,12 +115,13 @@ func requireNoOldBytes(t *testing.T, want, got []byte) {
 // TestNobodySeesOldBytes: memory is zeros when it is exported, and where a fill that fails brought nothing.
 func TestNobodySeesOldBytes(t *testing.T) {
 	m := newMachine(t, 1)
-	d, src := m.devices[0], m.noisyFile(8<<20)
+	const size = 24 << 20 // more than one call brings
+	d, src := m.devices[0], m.noisyFile(size)
 	exports, copies := d.Hold(faulty.Export), d.HoldAfter(faulty.CopyIn, 1)
 	t.Cleanup(exports.Open)
 	t.Cleanup(copies.Open)
 	d.Fail(faulty.CopyIn, 2, errors.New("the bus is broken"))
-	done := m.open(t.Context(), src, withAlignment(ViewRequest{Segments: []view.Segment{bytesOf(0, 8<<20)}}))
+	done := m.open(t.Context(), src, withAlignment(ViewRequest{Segments: []view.Segment{bytesOf(0, size)}}))
 	<-exports.Arrived()
 	<-copies.Arrived()
 	var first *residency.Extent
