@@ -67,9 +67,12 @@ func (s *session) gaiafsLoad(d *dataFile, n int64, ready func() error) rows.Side
 const coldRound = 4 * time.Second
 
 // coldRows load a file that is only on the disk.
-func coldRows(_ context.Context, s *session) ([]rows.Row, error) {
+func coldRows(ctx context.Context, s *session) ([]rows.Row, error) {
 	d, err := s.dataFile()
 	if err != nil {
+		return nil, err
+	}
+	if err := s.mount.lockNothing(ctx, s.program); err != nil {
 		return nil, err
 	}
 	path := s.mount.home(d.name)

@@ -102,6 +102,14 @@ func (m *mount) mapFile(name string, off, n int64, prot gaiafs.Prot, device int,
 	return gaiafs.Map(f, off, n, prot, device, append(options, gaiafs.Stays())...)
 }
 
+// lockNothing ends that files which are loaded again and again stay in the host's memory.
+func (m *mount) lockNothing(ctx context.Context, program string) error {
+	if out, err := exec.CommandContext(ctx, program, "set", m.dir, "pinned-memory=0").CombinedOutput(); err != nil {
+		return fmt.Errorf("%s set: %w: %s", program, err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
 // forget makes a device evict what it holds of the n bytes at off of a file. None of them may be mapped.
 func (m *mount) forget(name string, off, n int64, device int) error {
 	x, err := m.mapFile(name, off, n, gaiafs.ProtRead, device, gaiafs.Lazy())

@@ -47,9 +47,12 @@ var readPatterns = []readPattern{
 }
 
 // readRows let CPU programs read a file of which the host's memory has nothing, and a GPU all, a part, or nothing.
-func readRows(_ context.Context, s *session) ([]rows.Row, error) {
+func readRows(ctx context.Context, s *session) ([]rows.Row, error) {
 	d, err := s.dataFile()
 	if err != nil {
+		return nil, err
+	}
+	if err := s.mount.lockNothing(ctx, s.program); err != nil {
 		return nil, err
 	}
 	n := min(d.size, s.call)
@@ -119,8 +122,21 @@ func forgetPages(path string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(f.Sync(), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED), f.Close())
+	defer f.Close()
+	var left unix.Cachestat_t
+	for range 3 { // at first the kernel does not drop pages that are on their way to one of its lists
+		if err := errors.Join(f.Sync(), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)); err != nil {
+			return err
+		}
+		if unix.Cachestat(uint(f.Fd()), new(unix.CachestatRange), &left, 0) != nil || left.Cache < mostLeft {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s cannot be made cold: %d of its pages stay in the kernel's cache", path, left.Cache)
 }
+
+// mostLeft is how many pages of a file may stay in the kernel's cache if it counts as cold: 1 MiB.
+const mostLeft = 256
 
 // read reads the first n bytes of a file and returns the speed. Unless the reads are random, it reads each byte at most
 // once. It compares some of the reads with home.
