@@ -200,6 +200,7 @@ func TestColdFill(t *testing.T) {
 			p := m.run(src, 0, 0, int64(size), true)
 			require.True(t, bytes.Equal(src.home.data, p.load(0, size)))
 			require.Equal(t, make([]byte, p.end()-size), p.load(size, p.end()), "past end of file")
+			m.cache.reads.Wait() // what they brought is dropped in the background
 			require.Zero(t, src.disk.filled, "pages brought into the page cache")
 			direct := src.disk.directPages() // all of it, except reads through the page cache for comparison
 			m.requireWays(0, direct, int64(page.Count(int64(size)))-direct)
@@ -370,6 +371,7 @@ func TestColdFillsLearnTheWay(t *testing.T) {
 	m := newMachine(t, 1, memory(512<<20))
 	src := m.coldFile(size)
 	v := m.view(ViewRequest{Segments: []view.Segment{bytesOf(0, size)}}, src)
+	m.cache.reads.Wait() // what they brought is dropped in the background
 	require.Zero(t, src.disk.filled)
 	v.check()
 	c := &m.cache.counters

@@ -26,8 +26,8 @@ const batchPages = 1024
 type File struct {
 	c  *Cache
 	id FileID // immutable
-	// coldWay measures reads of the disk that home is on; immutable.
-	coldWay *mover.ColdWay
+	// cold is what is known of reads of the disk that home is on; immutable.
+	cold *mover.ColdFile
 
 	// users counts the Map calls in progress. They keep the File attached. Protected by Cache.mu.
 	users int
@@ -211,7 +211,7 @@ func (c *Cache) newFile(ctx context.Context, src Source, writable bool) (*File, 
 	}
 	f.setName(src.Name())
 	f.serial, f.bases.memory = c.serials.Add(1), &c.pages
-	f.coldWay = c.coldWay(f.id.Dev)
+	f.cold = mover.NewColdFile(c.coldWay(f.id.Dev))
 	f.clean = c.clean.NewFile(f.serial, executor{f})
 	f.asked.Store(1) // programs may be writing already
 	f.lrc.HeldUnasked, f.lrc.Changed = c.writeBack, f.changed

@@ -81,7 +81,7 @@ func (f *File) sourceLocked() *mover.Source {
 	if !ok || f.c.bufferedReads || f.noDirect.Load() {
 		return s
 	}
-	s.Direct, s.Size, s.Cold = direct, f.size, f.coldWay
+	s.Direct, s.Size, s.Cold = direct, f.size, f.cold
 	s.Hold = func() (giveBack func()) {
 		f.beginRead()
 		f.c.reads.Add(1)

@@ -48,7 +48,8 @@
 // from the buffer. If there are many copies, those that are adjacent on the device are first joined on the host,
 // because every copy costs the device the same, however small.
 //
-// Pieces are taken in order. After an error no more are taken, and workers finish those that they have. When Run
+// Pieces are taken in the order of the file, or of several stretches of it that are read at once (stretches). After an
+// error no more are taken, and workers finish those that they have. When Run
 // returns, no worker has a piece and the Fill uses no buffer. Only Reads may still be in progress, and other Fills may
 // still send shares.
 //
@@ -90,6 +91,7 @@
 //	  Fill.claimMu
 //	              what the Fill claims. Mostly taken without Fill.mu; a Sharer is asked under it
 //	    inbox.mu  what others read for a Fill; also taken under their claimMu
+//	  ColdFile.mu what reads through the host's page cache brought there; home is asked under it, too
 //	transfer.mu   which pieces of one transfer have begun
 //	  Device.mu   what waits and what is in progress
 //	    Place.mu  the measured speed of a device or of the disk

@@ -106,9 +106,7 @@ func TestFill(t *testing.T) {
 	for i := range x.Pieces {
 		require.True(t, x.Pieces[i].Done)
 	}
-	got := make([]byte, len(f.home.data))
-	require.NoError(t, f.moves.Out(t.Context(), CPURead, []gpubackend.Copy{{Mem: f.into.mem, Host: got}}))
-	require.True(t, bytes.Equal(f.home.data, got))
+	f.requireFilled(t)
 	slices.SortFunc(f.into.arrived, func(a, b page.Range) int { return int(a.Start - b.Start) })
 	at := page.Index(0)
 	for _, rg := range f.into.arrived {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/gaiafs/gaiafs/internal/page"
 )
@@ -84,7 +83,7 @@ type Source struct {
 	// for Locked.
 	Direct DirectReader
 	// Cold chooses the way of large reads, past the page cache or through it; nil means past it.
-	Cold *ColdWay
+	Cold *ColdFile
 	// Size is the size of the file. Bytes after it read as zero.
 	Size int64
 	// Hold keeps Home open until giveBack is called. Both are called without any lock.
@@ -145,21 +144,31 @@ func (d *Source) report() {
 	}
 }
 
-// read reads pages; those past the end of the file are zeros. If the host's page cache has none of them, through
-// chooses the way.
-func (d *Source) read(p []byte, off int64, through bool) (w Ways, err error) {
-	all := int64(len(p)) >> page.Shift
-	if most := page.Count(d.Size).Offset() - off; int64(len(p)) > most {
-		most = max(most, 0)
-		clear(p[most:])
-		p = p[:most]
-	}
-	err = d.readParts(p, off, through, &w)
-	w.Cached += all - w.Cached - w.Direct - w.Buffered // pages past the end of the file cost nothing
+// read reads pages; those past the end of the file are zeros.
+func (d *Source) read(p []byte, off int64) (w Ways, err error) {
+	part, beyond := d.inFile(p, off)
+	err = d.readParts(part, off, &w)
+	w.Cached += beyond
 	return w, err
 }
 
-func (d *Source) readParts(p []byte, off int64, through bool, w *Ways) error {
+// readThrough reads pages through the host's page cache, whatever it has of them.
+func (d *Source) readThrough(p []byte, off int64) (w Ways, err error) {
+	part, beyond := d.inFile(p, off)
+	err = d.readBuffered(part, off, &w)
+	w.Cached += beyond
+	return w, err
+}
+
+// inFile returns the part of p that the file has. It clears the other pages, which cost nothing, and returns their
+// number.
+func (d *Source) inFile(p []byte, off int64) (part []byte, beyond int64) {
+	n := min(max(page.Count(d.Size).Offset()-off, 0), int64(len(p)))
+	clear(p[n:])
+	return p[:n], (int64(len(p)) - n) >> page.Shift
+}
+
+func (d *Source) readParts(p []byte, off int64, w *Ways) error {
 	n := int64(len(p))
 	if n == 0 {
 		return nil
@@ -168,8 +177,6 @@ func (d *Source) readParts(p []byte, off int64, through bool, w *Ways) error {
 	switch {
 	case err != nil:
 		d.refused(err)
-	case cached == 0 && through:
-		defer d.Direct.Drop(off, n) // so that the page cache does not keep what it did not have
 	case cached == 0:
 		got, err := d.Direct.ReadDirect(p, off)
 		if err == nil {
@@ -180,10 +187,10 @@ func (d *Source) readParts(p []byte, off int64, through bool, w *Ways) error {
 		d.refused(err)
 	case cached < n && n > MixedRun:
 		half := page.Count(n / 2).Offset()
-		if err := d.readParts(p[:half], off, false, w); err != nil {
+		if err := d.readParts(p[:half], off, w); err != nil {
 			return err
 		}
-		return d.readParts(p[half:], off+half, false, w)
+		return d.readParts(p[half:], off+half, w)
 	case cached == n:
 		got, err := d.Direct.ReadCached(p, off)
 		if err != nil {
@@ -233,21 +240,10 @@ func (d *Source) warm(x *Piece) bool {
 	return true
 }
 
-// readRun reads adjacent pages. If they are many, they go the way of the disk's current round.
-func (d *Source) readRun(p []byte, off int64) (w Ways, err error) {
-	if d.Cold == nil || len(p) < LeastPiece {
-		return d.read(p, off, false)
-	}
-	r := d.Cold.begin(int64(len(p)), time.Now())
-	w, err = d.read(p, off, r.through)
-	d.Cold.end(r, time.Now(), err)
-	return w, err
-}
-
 // readSteps reads the steps of a piece into buf, up to atOnce at a time.
 func (d *Source) readSteps(steps []page.Range, buf []byte, atOnce int) (w Ways, err error) {
 	if len(steps) == 1 {
-		return d.readRun(buf, steps[0].Offset())
+		return d.read(buf, steps[0].Offset())
 	}
 	var mu sync.Mutex
 	var group sync.WaitGroup
@@ -259,7 +255,7 @@ func (d *Source) readSteps(steps []page.Range, buf []byte, atOnce int) (w Ways, 
 		slots <- struct{}{}
 		group.Go(func() {
 			defer func() { <-slots }()
-			x, e := d.read(part, s.Offset(), false)
+			x, e := d.read(part, s.Offset())
 			mu.Lock()
 			defer mu.Unlock()
 			w.Add(x)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"github.com/gaiafs/gaiafs/internal/page"
 )
@@ -19,6 +20,8 @@ type Reads struct {
 	under map[page.Index]*homeRead
 	// wait waits for what the last Fill lacked; nil if it lacked nothing.
 	wait func(ctx context.Context)
+	// joined is set once a read went through the host's page cache. Workers of a Fill also hold Fill.mu.
+	joined *ColdFile
 }
 
 // Pause returns a function that waits until a Fill can go on. Call it without holding what keeps home from being
@@ -43,6 +46,10 @@ type homeRead struct {
 	ways     Ways
 	err      error
 	done     chan struct{}
+	// round is nil for small reads. ours and behind are what ColdFile.enter returned. All are immutable.
+	round  *round
+	ours   bool
+	behind page.Range
 	// fate is readGoesOn until the read has ended or nobody wants it any more.
 	fate atomic.Int32
 	// spoiled means that home changed after the read began. Protected as Reads.
@@ -65,6 +72,10 @@ func (r *Reads) Leave() {
 	}
 	for first := range r.under {
 		r.drop(first)
+	}
+	if r.joined != nil {
+		r.joined.leave()
+		r.joined = nil
 	}
 }
 
@@ -114,7 +125,8 @@ func (p *Fill) isWarm(i int) bool {
 // thereLocked reports whether piece i can be brought now. Run with a deadline must not wait for the disk: if the piece
 // would make it wait, thereLocked starts to read it and those that follow.
 func (p *Fill) thereLocked(i int) bool {
-	x := &p.Pieces[i]
+	p.chooseLocked(i + mostClaimed)
+	x := &p.Pieces[p.at(i)]
 	if p.claimed != nil {
 		if c := p.claimed[i].Load(); c != nil {
 			x = c
@@ -128,7 +140,7 @@ func (p *Fill) thereLocked(i int) bool {
 	case x.held:
 		return true
 	case r != nil:
-	case !p.cold.Load() && p.isWarm(i):
+	case !p.cold.Load() && p.isWarm(p.at(i)):
 		return true
 	}
 	p.cold.Store(true)
@@ -184,7 +196,7 @@ func (d *Source) readWarm(x *Piece) (w Ways, err error) {
 		whole := int64(n) &^ (page.Size - 1)
 		w.Cached += whole >> page.Shift
 		if whole < s.Pages.Bytes() {
-			rest, err := d.read(buf[whole:], s.Pages.Offset()+whole, false)
+			rest, err := d.read(buf[whole:], s.Pages.Offset()+whole)
 			if w.Add(rest); err != nil {
 				return w, err
 			}
@@ -265,6 +277,7 @@ const leastAhead = 4
 func (p *Fill) readAheadLocked(i int) {
 	reads := p.Reads
 	to := min(i+max(DirectReads/p.Device.sharers(), leastAhead), len(p.Pieces))
+	p.chooseLocked(to)
 	for k := max(p.advised, i); k < to; k++ {
 		x := p.piece(k)
 		if len(x.Steps) == 0 || reads.under[x.first()] != nil || x.held {
@@ -283,6 +296,14 @@ func (p *Fill) newReadLocked(x *Piece) (run func()) {
 		reads.under = make(map[page.Index]*homeRead)
 	}
 	reads.under[x.first()] = r
+	if cold := p.From.Cold; cold != nil && len(r.steps) == 1 && x.bytes >= LeastPiece {
+		r.round = cold.way.begin(x.bytes, time.Now())
+		if r.round.through && reads.joined == nil {
+			reads.joined = cold
+			cold.join(p.hold)
+		}
+		r.ours, r.behind = cold.enter(p.From, r.steps[0])
+	}
 	p.hold.users.Add(1)
 	dev, home, bytes, atOnce := p.Device, p.hold, x.bytes, max(1, DirectReads/len(p.Pieces))
 	return func() { r.run(dev, home, bytes, atOnce) }
@@ -305,13 +326,26 @@ func (r *homeRead) run(dev *Device, home *hold, bytes int64, atOnce int) {
 		r.free()
 	}
 	close(r.done)
+	home.from.drop(r.behind)
 }
 
 func (r *homeRead) read(dev *Device, home *Source, bytes int64, atOnce int) {
+	if r.round != nil {
+		defer func() { home.Cold.way.end(r.round, time.Now(), r.err) }()
+	}
 	if r.buf, r.giveBack, r.err = dev.dev.HostBuffer(int(bytes)); r.err != nil {
 		return
 	}
-	if r.ways, r.err = home.readSteps(r.steps, r.buf, atOnce); r.err != nil {
+	switch {
+	case !r.ours:
+		r.ways, r.err = home.readSteps(r.steps, r.buf, atOnce)
+	case r.round.through:
+		r.ways, r.err = home.readThrough(r.buf, r.steps[0].Offset())
+	default:
+		home.drop(r.steps[0]) // what the kernel has read ahead
+		r.ways, r.err = home.read(r.buf, r.steps[0].Offset())
+	}
+	if r.err != nil {
 		r.giveBack()
 	}
 }
