@@ -19,9 +19,10 @@ const (
 )
 
 // ColdWay learns by which way a disk delivers bytes faster that the host's page cache lacks: past the page cache in the
-// order of the file, or through it, with its read-ahead, in several stretches of the file at once. Disks differ in that,
-// and so do the layers below a virtual disk. Large reads, of which many run at once, are counted in rounds. Reads that
-// begin in a round take the same way, except past the page cache where it has pages of others (ColdFile).
+// order of the file, or through it, with its read-ahead, in several stretches of the file at once. Disks differ in
+// that, and so do the layers below a virtual disk. Large reads, of which many run at once, are counted in rounds. Reads
+// that begin in a round take the same way, except that those of blocks of which the page cache has something go past it
+// (ColdFile).
 type ColdWay struct {
 	mu     sync.Mutex
 	now    *round     // the round that reads begin in; protected by mu
