@@ -130,7 +130,7 @@ func (f *File) planAhead(ctx context.Context, rg page.Range) *deviceCopy {
 	if facts == nil {
 		return nil
 	}
-	best, _ := f.fastest(facts, rg, rg.Bytes())
+	best, _ := f.fastest(facts, rg, rg.Bytes(), 1)
 	f.probe(facts, rg, best, time.Now())
 	if best == nil {
 		return nil

@@ -13,9 +13,11 @@ import (
 const (
 	// AroundPages is the most pages of a read that brings the chunk around it.
 	AroundPages = ChunkPages / 4
-	// aroundTimes bounds the time to copy the chunk: this many times that of the read alone. The copy must also be
-	// faster than the disk.
+	// aroundTimes bounds the time to copy the chunk: this many times that of the read alone.
 	aroundTimes = 2
+	// aroundReads is the number of reads that share the time to copy the chunk. For each of them, it must be faster
+	// than the disk. Chunks that are read less often add to the debt.
+	aroundReads = 2
 	// AroundDebt is how many chunks in a row may be useless. After that, only one read in aroundTry brings a chunk.
 	AroundDebt = 256
 	aroundTry  = 64
@@ -103,11 +105,11 @@ func (f *File) readAround(
 // be tried.
 func (f *File) planAround(ctx context.Context, k *chunk, n int64) (plan *deviceCopy, tryHome bool) {
 	facts := f.facts(ctx, k.pages)
-	best, took := f.fastest(facts, k.pages, n)
+	best, took := f.fastest(facts, k.pages, n, aroundReads)
 	if best == nil {
 		return nil, false // readDeviceOrHome decides
 	}
-	if f.homesTurn(n, took) {
+	if f.homesTurn(n, took/aroundReads) {
 		return nil, true
 	}
 	f.probe(facts, k.pages, best, time.Now())

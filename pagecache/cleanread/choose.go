@@ -102,13 +102,13 @@ func (f *File) homesTurn(n int64, took time.Duration) bool {
 }
 
 // fastest returns the device that is expected to give all pages of rg first, and the expected time. A reader waits for
-// n of the bytes. It returns nil if no device is faster than the disk with the n bytes, or if each would take much
-// longer for rg than for the n bytes.
-func (f *File) fastest(facts *Facts, rg page.Range, n int64) (best *Have, took time.Duration) {
+// n of the bytes, and as many such reads as reads says share the time. It returns nil if no device is faster than the
+// disk with the n bytes, or if each would take much longer for rg than for the n bytes.
+func (f *File) fastest(facts *Facts, rg page.Range, n, reads int64) (best *Have, took time.Duration) {
 	if facts == nil || rg.End > page.Count(facts.size) {
 		return nil, 0
 	}
-	took = f.c.disk.Time(n)
+	took = time.Duration(reads) * f.c.disk.Time(n)
 	for i := range facts.haves {
 		x := &facts.haves[i]
 		at := x.Device.Moves.Cost

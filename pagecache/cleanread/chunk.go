@@ -141,7 +141,9 @@ func (f *File) chunkLeavesLocked(k *chunk) {
 	f.ex.Count(func(c *Counters) { c.AheadUnusedBytes.Add(page.Index(bits.OnesCount32(unread)).Offset()) })
 	switch {
 	case k.around:
-		f.table.noteReads(k.reads)
+		if f.epoch(k.pages) == k.epoch { // otherwise nobody could read it again
+			f.table.noteReads(k.reads)
+		}
 	case unread != 0:
 		first := k.pages.Start &^ (ChunkPages - 1)
 		f.table.streams.Unused(page.Range{

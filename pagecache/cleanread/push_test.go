@@ -114,3 +114,18 @@ func TestFewPushesAtOnce(t *testing.T) {
 		require.Equal(t, f.home[x.off:x.off+ChunkSize], x.bytes)
 	}
 }
+
+// TestDebtOfChunks: a chunk that was read once counts as useless when it goes, unless its pages changed.
+func TestDebtOfChunks(t *testing.T) {
+	for _, changed := range []bool{false, true} {
+		f := newPushFile(t, 2)
+		f.read(0, page.Size, true)
+		f.read(ChunkSize, page.Size, true)
+		f.quiet()
+		if changed {
+			f.write(0, []byte{1})
+		}
+		f.dropChunks()
+		require.Equal(t, map[bool]int{false: 2, true: 0}[changed], f.table.debt)
+	}
+}
