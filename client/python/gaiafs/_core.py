@@ -20,14 +20,15 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import itertools
 import os
 import pathlib
 import time
 import warnings
 from array import array
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import ParamSpec, TypeVar
 
 from . import shelter
 from ._kinds import CUDA as CUDA
@@ -45,6 +46,7 @@ _VERSION = 101  # the lowest GAIA_VERSION that works
 # Milliseconds that one wait lasts. A signal ends the wait at once, unless it arrives after the call has begun but
 # before the wait in the kernel.
 _PIECE = 100
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 _int, _size, _pointer, _u64 = ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_uint64
@@ -184,26 +186,44 @@ def apart(work: Callable[[], _T], undo: Callable[[_T], None] | None = None) -> _
     return shelter.run(there(work), undo)
 
 
-def apart_together(works: Sequence[Callable[[], _T]], undo: Callable[[_T], None]) -> list[_T]:
-    """Runs several works in the same way, concurrently. If one fails, undo gets the results of the others."""
-    all_there = [there(work) for work in works]
+def apart_together(
+    works: Callable[[list[int]], Iterable[tuple[Callable[[], _T], bool]]], undo: Callable[[_T], None]
+) -> list[_T]:
+    """Runs several works in the same way, concurrently: see shelter.together. If one fails, undo gets the results of
+    the others.
+
+    works gets a list for descriptors. They are closed when all works have ended.
+    """
+    failures: list[BaseException] = []
+    do = there(lambda work: work())
+
+    def all_of_them() -> list[_T]:
+        fds: list[int] = []
+        try:
+            return shelter.together(((functools.partial(do, work), more) for work, more in works(fds)), undo, failures)
+        finally:
+            shelter.close_all(fds)
 
     def undo_all(made: list[_T]) -> None:
         any(map(undo, made))
 
-    return shelter.run(lambda: shelter.together(all_there, undo), undo_all)
+    try:
+        return shelter.run(all_of_them, undo_all)
+    except BaseException:
+        failures.append(Error(errno.EINTR))  # if this is an interrupt, no further work begins
+        raise
 
 
-def there(work: Callable[[], _T]) -> Callable[[], _T]:
+def there(work: Callable[_P, _T]) -> Callable[_P, _T]:
     """Returns work for another thread. It uses this thread's CUDA context, if there is one."""
     context = _library.gaia_context()
     if not context:
         return work
 
-    def lent() -> _T:
+    def lent(*arguments: _P.args, **options: _P.kwargs) -> _T:
         _library.gaia_lend_context(context)
         try:
-            return work()
+            return work(*arguments, **options)
         finally:
             _library.gaia_lend_context(None)
 

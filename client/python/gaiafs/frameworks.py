@@ -35,6 +35,17 @@ def _installed(name: str) -> bool:
     return True
 
 
+def tensors_of(arrays: dict[str, Array], framework: str, ordinal: int | None) -> dict[str, Any]:
+    """Returns arrays of one device as tensors of the framework. Any thread may call it."""
+    if framework == "torch" and ordinal is not None:
+        import torch
+
+        # PyTorch would otherwise use device 0 of a new thread, and make a context there.
+        with torch.cuda.device(ordinal):
+            return {name: a.torch() for name, a in arrays.items()}
+    return {name: tensor_of(a, framework) for name, a in arrays.items()}
+
+
 def tensor_of(a: Array, framework: str) -> Any:
     """Returns the array as a tensor of the framework."""
     if framework == "torch":

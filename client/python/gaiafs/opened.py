@@ -60,7 +60,7 @@ class safe_open:
     def __init__(self, filename: PathLike, framework: str, device: Any = 0, *, backend: Any = None) -> None:
         self._framework = framework_of(framework)
         path = os.fsdecode(filename)
-        arrays, windows, (header,) = map_weights({path: None}, device, flags=_core.LAZY)
+        arrays, _, windows, (header,) = map_weights({path: None}, device, flags=_core.LAZY)
         check_kind(self._framework, windows)
         self._header = header
         self._arrays: dict[str, Array] | None = arrays

@@ -90,6 +90,11 @@ class ShardPlan:
                 return rule
         raise KeyError(name)
 
+    @property
+    def by_tensor(self) -> bool:
+        """Whether a rank's part of a tensor depends on that tensor alone."""
+        return not any(rule == EXPERTS for _, rule in self._rules)
+
     def parts(self, tensors: Iterable[Tensor], rank: SupportsIndex, world: SupportsIndex) -> dict[str, Part]:
         """Returns a rank's parts, by name. Experts of other ranks are left out."""
         r, n = operator.index(rank), operator.index(world)

@@ -10,13 +10,13 @@ another thread.
 from __future__ import annotations
 
 import _thread
+import contextlib
 import os
 import signal
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
@@ -63,35 +63,43 @@ def run(work: Callable[[], _T], undo: Callable[[_T], None] | None = None) -> _T:
     return job.results.pop()
 
 
-def together(works: Sequence[Callable[[], _T]], undo: Callable[[_T], None]) -> list[_T]:
+def together(
+    works: Iterable[tuple[Callable[[], _T], bool]], undo: Callable[[_T], None], failures: list[BaseException]
+) -> list[_T]:
     """Runs several works, some of them concurrently, and returns their results. It is itself run as the work of run.
 
-    When one fails, no further work begins, undo gets the results of the others, and the first failure is raised.
+    Works begin while works still yields others. With each work it says whether more will come.
+
+    When one fails, or something else adds to failures, no further work begins, undo gets the results of the others, and
+    the first failure is raised.
     """
-    todo = deque(enumerate(works))
+    todo: SimpleQueue[tuple[int, Callable[[], _T]] | None] = SimpleQueue()
     results: dict[int, _T] = {}
-    failures: list[BaseException] = []
     ended: SimpleQueue[int] = SimpleQueue()
 
     def go_on() -> None:
-        try:
-            while todo and not failures:
-                i, work = todo.popleft()  # it may be empty by now
-                try:
-                    results[i] = work()
-                except BaseException as e:
-                    failures.append(e)
-        except IndexError:
-            pass
+        while (item := todo.get()) is not None:
+            try:
+                if not failures:
+                    results[item[0]] = item[1]()
+            except BaseException as e:
+                failures.append(e)
         ended.put(_thread.get_native_id())
 
     others = 0
     try:
-        for _ in works[1:_SIDE_BY_SIDE]:
-            _thread.start_new_thread(go_on, ())
-            others += 1
-    except RuntimeError:
-        pass  # no more threads are allowed
+        for i, (work, more) in enumerate(works):
+            todo.put((i, work))
+            if more and others + 1 < _SIDE_BY_SIDE:
+                with contextlib.suppress(RuntimeError):  # no more threads are allowed
+                    _thread.start_new_thread(go_on, ())
+                    others += 1
+            if failures:
+                break
+    except BaseException as e:
+        failures.append(e)
+    for _ in range(others + 1):
+        todo.put(None)
     go_on()
     mine = _thread.get_native_id()
     for thread in [ended.get() for _ in range(others + 1)]:
@@ -104,7 +112,7 @@ def together(works: Sequence[Callable[[], _T]], undo: Callable[[_T], None]) -> l
             except Exception:
                 pass  # only the first failure is reported
         raise_first(failures)
-    return [results[i] for i in range(len(works))]
+    return [results[i] for i in range(len(results))]
 
 
 def _wait_for(thread: int) -> None:
@@ -114,6 +122,14 @@ def _wait_for(thread: int) -> None:
     task, until = f"/proc/self/task/{thread}", time.monotonic() + _LONGEST_END
     while os.path.exists(task) and time.monotonic() < until:
         os.sched_yield()
+
+
+def close_all(fds: list[int]) -> None:
+    """Closes descriptors in one step, which no interrupt can cut short."""
+    try:
+        any(map(os.close, iter(fds.pop, None)))
+    except IndexError:
+        pass
 
 
 class _Job(Generic[_T]):

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, SupportsIndex, Union
 
-from . import _core, dlpack
+from . import _core, dlpack, shelter
 from .arguments import Device, HasFileno, PathLike, device_of
 from .array import Array, buffer
 from .errors import Error, plain
@@ -222,7 +222,7 @@ def open_view(fds: list[int], p: Plan, size: int, name: str | None, device: Devi
             *(name, 0, size, False, list(map(place_of, mine)), bool(flags & _core.LAZY)),
         )
     finally:
-        close_all(mine)
+        shelter.close_all(mine)
 
 
 def take(fds: list[int], into: list[int]) -> None:
@@ -232,11 +232,3 @@ def take(fds: list[int], into: list[int]) -> None:
     except IndexError:
         pass
     into.reverse()
-
-
-def close_all(fds: list[int]) -> None:
-    """Closes descriptors in one step, which no interrupt can cut short."""
-    try:
-        any(map(os.close, iter(fds.pop, None)))
-    except IndexError:
-        pass

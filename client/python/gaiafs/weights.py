@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import fnmatch
 import functools
-import itertools
 import os
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from . import _core, dlpack
@@ -18,25 +16,27 @@ from .array import Array
 from .copies import Copies
 from .errors import Error, FormatError, plain
 from .files import check_file, named, open_file, room_for
-from .frameworks import framework_of, tensor_of
+from .frameworks import framework_of, tensor_of, tensors_of
 from .fusing import Fuse, Groups, Run, alignment, grouping, runs_of
 from .groups import acquire_windows
 from .safetensors import Header, Tensor, about, read_header, shards_of, shown
 from .shards import Part, ShardPlan, whole
-from .views import ALIGN, MAX_ROWS, MAX_SEGMENTS, close_all
+from .views import ALIGN, MAX_ROWS, MAX_SEGMENTS
 from .window import Lease, Window
 
 Private = bool | str | Iterable[str]
-Divide = Callable[[Iterable[Tensor]], dict[str, Part]]
+Group = Callable[[dict[str, Part]], Groups]
 
 
 class Weights(dict[str, Any]):
     """The tensors of safetensors files by name, from ``gaiafs.load_safetensors``."""
 
-    def __init__(self, framework: str, shared: dict[str, Array], windows: list[Window]) -> None:
+    def __init__(
+        self, framework: str, tensors: dict[str, Any], shared: dict[str, Array], windows: list[Window]
+    ) -> None:
         self.version: int | None = None
         """The version that the tensors have since the last acquire: see there. None before the first one."""
-        super().__init__({name: tensor_of(a, framework) for name, a in shared.items()})
+        super().__init__(tensors)
         self._framework, self._shared, self._windows = framework, shared, windows
 
     def acquire(self, *, stream: Any = None, at_least: int = 0, timeout: float | None = None) -> int:
@@ -125,8 +125,8 @@ class _File:
     def __init__(self, path: str) -> None:
         self.path = path
 
-    def open(self, names: list[str] | None, fds: list[int]) -> list[Tensor]:
-        """Opens the file, and returns the wanted tensors."""
+    def open(self, names: list[str] | None, holders: dict[str, _File], fds: list[int]) -> list[Tensor]:
+        """Opens the file, notes in holders that it has the wanted tensors, and returns them."""
         open_file(self.path, False, fds)
         self.fd = fds[-1]
         try:
@@ -135,48 +135,63 @@ class _File:
             raise named(e, self.path) from None
         try:
             self.header: Header = read_header(self.fd)
-            if names is None:
-                return list(self.header.tensors.values())
-            for name in names:
+            for name in self.header.tensors if names is None else names:
                 if name not in self.header.tensors:
                     raise FormatError(f"the index places tensor {shown(name)} in this file, which does not have it")
-            return [self.header.tensors[name] for name in names]
+                if holders.setdefault(name, self) is not self:
+                    raise FormatError(f"tensor {shown(name)} is in another file, too")
+            return list(self.header.tensors.values()) if names is None else [self.header.tensors[n] for n in names]
         except FormatError as e:
             raise about(self.path, e) from None
 
 
+class _Made(NamedTuple):
+    """What a maker made. The tensors are those of a framework, in the memory of the arrays."""
+
+    windows: list[Window]
+    arrays: dict[str, Array]
+    tensors: dict[str, Any]
+
+    def undo(self) -> None:
+        self.tensors.clear()
+        self.arrays.clear()
+        _close(self.windows)
+
+
 class _Maker:
-    """Makes the views of one file. For tensors that are made of parts of several files, it makes the views of those
-    files. So a file is open at most twice, until the views exist.
+    """Makes the views of one file, and its tensors. For tensors that are made of parts of several files, it makes the
+    views of those files.
     """
 
-    def __init__(self, files: list[_File], runs: list[Run], places: dict[str, int], fds: list[int]) -> None:
-        """places says in which of the files a tensor is. The caller closes the descriptors in fds."""
-        self.files = files
+    def __init__(self, files: list[_File], runs: list[Run], places: dict[str, int]) -> None:
+        """places says in which of the files a tensor is."""
+        self.files, self.runs = files, runs
         self.batches = _batches(runs, places)
-        self.fds = [f.fd for f in files]
-        if len(files) > 1:  # each of these files also has a maker of its own
-            first = len(fds)
-            fds.extend(map(fcntl.fcntl, self.fds, *map(itertools.repeat, (fcntl.F_DUPFD_CLOEXEC, 3))))  # one step
-            self.fds = fds[first:]
 
-    def map(self, fds: list[int], device: Device, flags: int) -> list[Window]:
-        """Makes the views. For _core.apart: an interrupted caller may have closed the descriptors already."""
-        mine: list[int] = []
+    def make(self, device: Device, flags: int, framework: str) -> _Made:
+        """For _core.apart."""
+        windows = self._map(device, flags)
+        check_kind(framework, windows)
+        arrays: dict[str, Array] = {}
+        for b, window in zip(self.batches, windows, strict=True):
+            lease = window.lease()
+            for run, at in zip(b.runs, b.offsets, strict=True):
+                arrays[run.name] = Array(lease, window.ptr + at, run.dtype, run.shape, readonly=True)
+        for run in self.runs:
+            if not run.length:
+                arrays[run.name] = Array(lease, lease.window.ptr, run.dtype, run.shape, readonly=True)
+        return _Made(windows, arrays, tensors_of(arrays, framework, windows[0].ordinal))
+
+    def _map(self, device: Device, flags: int) -> list[Window]:
         windows: list[Window] = []
         name = self.files[0].path if len(self.files) == 1 else None
+        fds = [f.fd for f in self.files]
         try:
-            for fd in self.fds:
-                try:
-                    fds.remove(fd)
-                except ValueError:
-                    raise Error(errno.EINTR) from None  # the caller was interrupted, so nobody sees this
-                mine.append(fd)
             for b in self.batches:
-                make = functools.partial(_core.map_view, mine, b.segments, b.files, b.align, device, flags)
+                make = functools.partial(_core.map_view, fds, b.segments, b.files, b.align, device, flags)
                 windows.append(Window(make, name, 0, b.size, False))
-            for f, fd in zip(self.files, mine, strict=True):
-                if (size := os.fstat(fd).st_size) < f.header.size:
+            for f in self.files:
+                if (size := os.fstat(f.fd).st_size) < f.header.size:
                     raise FormatError(
                         f"{f.path}: the file shrank from {f.header.size} to {size} bytes while it was loaded"
                     )
@@ -186,8 +201,6 @@ class _Maker:
             if isinstance(e, Error):
                 raise named(e, name or self.files[0].path) from None
             raise
-        finally:
-            close_all(mine)
 
 
 def _close(windows: list[Window]) -> None:
@@ -294,8 +307,8 @@ def load_safetensors(
     if (rank is None or world is None) if shard is not None else (rank is not None or world is not None):
         raise ValueError("shard, rank and world are passed together, or none of them")
     chosen = framework_of(framework)
-    divide = None if shard is None else functools.partial(shard.parts, rank=rank or 0, world=world or 0)
-    weights = load(shards_of(path), device, chosen, divide, None if fuse is None else grouping(fuse))
+    part = None if shard is None else _Shard(shard, rank or 0, world or 0)
+    weights = load(shards_of(path), device, chosen, part, None if fuse is None else grouping(fuse))
     make_private(weights, private)
     return weights
 
@@ -309,13 +322,25 @@ def make_private(weights: Weights, which: Private) -> None:
 def load_file(path: PathLike, device: Any = 0, *, framework: str | None = None) -> Weights:
     """Returns the tensors of one file as ``load_safetensors`` does. It takes the place of
     ``safetensors.torch.load_file``."""
-    return load({os.fsdecode(path): None}, device, framework_of(framework), None)
+    return load({os.fsdecode(path): None}, device, framework_of(framework))
+
+
+class _Shard(NamedTuple):
+    """A rank's part of weights."""
+
+    plan: ShardPlan
+    rank: int
+    world: int
+
+    def parts(self, tensors: Iterable[Tensor]) -> dict[str, Part]:
+        return self.plan.parts(tensors, self.rank, self.world)
 
 
 class Mapped(NamedTuple):
     """Tensors in device memory, and the views that contain them."""
 
     arrays: dict[str, Array]
+    tensors: dict[str, Any]  # the same, of the framework
     windows: list[Window]
     headers: list[Header]
 
@@ -323,63 +348,49 @@ class Mapped(NamedTuple):
 def map_weights(
     names: dict[str, list[str] | None],
     device: Any,
-    divide: Divide | None = None,
+    shard: _Shard | None = None,
     flags: int = 0,
-    group: Callable[[dict[str, Part]], Groups] | None = None,
+    group: Group | None = None,
+    framework: str = "array",
 ) -> Mapped:
-    """Maps tensors of files (see shards_of). With divide it maps their parts, and with group each group as one tensor.
-    Files are mapped concurrently.
+    """Maps tensors of files (see shards_of). With shard it maps a rank's parts, and with group each group as one
+    tensor.
+
+    Files are mapped concurrently. They are opened one after the other, and mapping a file begins before the next one is
+    opened, unless the plan needs the tensors of all files.
     """
-    with room_for(2 * len(names)):  # see _Maker
-        return _map_files([_File(path) for path in names], names, device_of(device), divide, flags, group)
+    on = device_of(device)
+    files = [_File(path) for path in names]
+    by_file = group is None and (shard is None or shard.plan.by_tensor)
+    rounds = [[f] for f in files] if by_file else [files]
+    order: list[str] = []
 
-
-def _map_files(
-    files: list[_File],
-    names: dict[str, list[str] | None],
-    on: Device,
-    divide: Divide | None,
-    flags: int,
-    group: Callable[[dict[str, Part]], Groups] | None,
-) -> Mapped:
-    fds: list[int] = []
-    closing = map(os.close, iter(fds.pop, None))
-    try:
+    def works(fds: list[int]) -> Iterator[tuple[Callable[[], _Made], bool]]:
         holders: dict[str, _File] = {}
-        tensors: list[Tensor] = []
-        for f in files:
-            for t in f.open(names[f.path], fds):
-                if t.name in holders:
-                    raise FormatError(f"{f.path}: tensor {shown(t.name)} is in another file, too")
-                holders[t.name] = f
-                tensors.append(t)
-        parts = {t.name: whole(t) for t in tensors} if divide is None else divide(tensors)
-        runs = runs_of(parts, group(parts) if group is not None else {})
-        makers = _makers(files, runs, holders, fds)
+        for some in rounds:
+            tensors = [t for f in some for t in f.open(names[f.path], holders, fds)]
+            parts = {t.name: whole(t) for t in tensors} if shard is None else shard.parts(tensors)
+            runs = runs_of(parts, group(parts) if group is not None else {})
+            order.extend(run.name for run in runs)
+            makers = _makers(some, runs, holders)
+            for m in makers:
+                more = some is not rounds[-1] or m is not makers[-1]
+                yield functools.partial(m.make, on, flags, framework), more
+
+    with room_for(2 * len(names)):  # views that are being made have descriptors, too
         dlpack.sweep()
-        made = _core.apart_together([functools.partial(m.map, fds, on, flags) for m in makers], _close)
-    finally:
-        try:
-            any(closing)
-        except IndexError:
-            pass  # the list is empty
-    arrays: dict[str, Array] = {}
-    for maker, windows in zip(makers, made, strict=True):
-        for b, window in zip(maker.batches, windows, strict=True):
-            lease = window.lease()
-            for run, at in zip(b.runs, b.offsets, strict=True):
-                arrays[run.name] = Array(lease, window.ptr + at, run.dtype, run.shape, readonly=True)
-    for run in runs:
-        if not run.length:
-            arrays[run.name] = Array(lease, lease.window.ptr, run.dtype, run.shape, readonly=True)
+        made = _core.apart_together(works, _Made.undo)
+    arrays = {name: a for m in made for name, a in m.arrays.items()}
+    tensors = {name: t for m in made for name, t in m.tensors.items()}
     return Mapped(
-        {run.name: arrays[run.name] for run in runs},
-        [w for windows in made for w in windows],
+        {name: arrays[name] for name in order},
+        {name: tensors[name] for name in order},
+        [w for m in made for w in m.windows],
         [f.header for f in files],
     )
 
 
-def _makers(files: list[_File], runs: list[Run], holders: dict[str, _File], fds: list[int]) -> list[_Maker]:
+def _makers(files: list[_File], runs: list[Run], holders: dict[str, _File]) -> list[_Maker]:
     """Divides runs among makers: one for each file, and one for the runs with parts of several files."""
     of_one: dict[_File, list[Run]] = {f: [] for f in files}
     of_several: list[Run] = []
@@ -390,10 +401,10 @@ def _makers(files: list[_File], runs: list[Run], holders: dict[str, _File], fds:
     makers = []
     for f, its in of_one.items():
         if its or f not in together:
-            makers.append(_Maker([f], its, {p.tensor.name: 0 for run in its for p in run.parts}, fds))
+            makers.append(_Maker([f], its, {p.tensor.name: 0 for run in its for p in run.parts}))
     if together:
         places = {p.tensor.name: together.index(holders[p.tensor.name]) for run in of_several for p in run.parts}
-        makers.append(_Maker(together, of_several, places, fds))
+        makers.append(_Maker(together, of_several, places))
     return makers
 
 
@@ -401,12 +412,11 @@ def load(
     names: dict[str, list[str] | None],
     device: Any,
     framework: str,
-    divide: Divide | None = None,
-    group: Callable[[dict[str, Part]], Groups] | None = None,
+    shard: _Shard | None = None,
+    group: Group | None = None,
 ) -> Weights:
-    arrays, windows, _ = map_weights(names, device, divide, group=group)
-    check_kind(framework, windows)
-    return Weights(framework, arrays, windows)
+    arrays, tensors, windows, _ = map_weights(names, device, shard, group=group, framework=framework)
+    return Weights(framework, tensors, arrays, windows)
 
 
 def check_kind(framework: str, windows: list[Window]) -> None:

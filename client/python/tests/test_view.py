@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import gaiafs
-from gaiafs import _core, views
+from gaiafs import _core, shelter, views
 
 from conftest import KIND, mapped
 
@@ -281,7 +281,7 @@ def test_descriptors_that_an_interrupt_took():
     want, into = fds[:], []
     views.take(fds, into)
     assert into == want and fds == []
-    views.close_all(into)
+    shelter.close_all(into)
     assert into == [] and all(not os.path.exists(f"/proc/self/fd/{fd}") for fd in want)
 
 

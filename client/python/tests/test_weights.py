@@ -1,14 +1,20 @@
 """Weights: every tensor aligned, one copy for all processes, and only changes copied again."""
 
+import _thread
+import contextlib
 import errno
 import gc
+import itertools
 import json
 import os
 import random
 import resource
+import signal
 import subprocess
+import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +24,7 @@ import gaiafs
 from gaiafs import _core, files, shelter
 from gaiafs import safetensors as formats
 from gaiafs import weights as module
+from gaiafs.frameworks import tensors_of
 from gaiafs.shards import whole
 
 from conftest import KIND, mapped
@@ -224,6 +231,139 @@ def test_one_file_that_fails(shards, monkeypatch, which):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.fixture
+def opening(monkeypatch):
+    """Calls opening.call with the number of each file before the file is opened."""
+    real, numbers, opening = module.open_file, itertools.count(), SimpleNamespace(call=lambda i: None)
+
+    def open_file(*arguments):
+        opening.call(next(numbers))
+        return real(*arguments)
+
+    monkeypatch.setattr(module, "open_file", open_file)
+    return opening
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Counts the views that were asked for. count.wait(n) waits until n were."""
+    real, changed, asked = _core.map_view, threading.Condition(), SimpleNamespace(n=0)
+
+    def map_view(*arguments):
+        with changed:
+            asked.n += 1
+            changed.notify_all()
+        return real(*arguments)
+
+    def wait(n):
+        with changed:
+            return changed.wait_for(lambda: asked.n >= n, 20)
+
+    asked.wait = wait
+    monkeypatch.setattr(_core, "map_view", map_view)
+    return asked
+
+
+@pytest.mark.parametrize("plan", [None, {"**": None}])
+def test_a_view_is_asked_for_before_the_next_file_is_opened(shards, opening, asked, plan):
+    def call(i):
+        assert asked.wait(i), i
+
+    opening.call = call
+    options = {} if plan is None else {"shard": gaiafs.ShardPlan(plan), "rank": 0, "world": 2}
+    assert same(gaiafs.load_safetensors(shards, framework=FRAMEWORK, **options))
+    assert asked.n == 5
+
+
+def test_plans_that_need_all_files(shards, opening, asked):
+    """Experts are counted before they are divided, and the tensors of a group may be in several files."""
+    last = []
+    opening.call = lambda i: last.append((i, asked.n))
+    plan = gaiafs.ShardPlan({"layer.**": None, "**": None, "x.experts.**": "experts"})
+    gaiafs.load_safetensors(shards, framework=FRAMEWORK, shard=plan, rank=0, world=2)
+    gaiafs.load_safetensors(shards, framework=FRAMEWORK, fuse={"all": ["layer.0.weight", "layer.1.weight"]})
+    assert last == [(i, 0) for i in range(5)] + [(i, 5) for i in range(5, 10)]
+
+
+@pytest.mark.parametrize("fuse", [None, {"all": ["layer.0.weight", "layer.1.weight"]}])
+def test_the_order_of_names_is_that_of_the_files(shards, monkeypatch, fuse):
+    """The first file is the last that is mapped."""
+    want = list(gaiafs.load_safetensors(shards, framework="array", fuse=fuse))
+    place = json.loads((shards / "model.safetensors.index.json").read_text())["weight_map"]
+    assert fuse or want == list(place)
+    real, numbers, others = _core.map_view, itertools.count(), threading.Semaphore(0)
+
+    def map_view(*arguments):
+        if next(numbers) == 0:
+            assert all(others.acquire(timeout=20) for _ in range(4))
+        made = real(*arguments)
+        others.release()
+        return made
+
+    monkeypatch.setattr(_core, "map_view", map_view)
+    assert list(gaiafs.load_safetensors(shards, framework="array", fuse=fuse)) == want
+
+
+def not_a_header(shards, last):
+    last.write_bytes(b"x" * 100)
+    return gaiafs.FormatError
+
+
+def no_file(shards, last):
+    last.unlink()
+    last.symlink_to("nowhere")
+    return FileNotFoundError
+
+
+def tensor_in_two_files(shards, last):
+    first = safetensors.numpy.load_file(shards / "model-00001-of-00005.safetensors")
+    last.write_bytes(safetensors.numpy.save(first))
+    return gaiafs.FormatError
+
+
+@pytest.mark.parametrize("break_it", [not_a_header, no_file, tensor_in_two_files])
+def test_a_last_file_that_fails(shards, opening, asked, break_it):
+    """The views of the others, which exist by then, are given back."""
+    (shards / "model.safetensors.index.json").unlink()
+    gaiafs.load_safetensors(shards, framework=FRAMEWORK)
+    fds = len(os.listdir("/proc/self/fd"))
+    settled(shards, fds)
+    asked.n = 0
+
+    def call(i):
+        assert asked.wait(i - 5), i
+
+    opening.call = call
+    error = break_it(shards, shards / "model-00005-of-00005.safetensors")
+    with pytest.raises(error) as e:
+        gaiafs.load_safetensors(shards, framework=FRAMEWORK)
+    assert "model-00005" in str(e.value) and asked.n == 4
+    for i in range(1, 5):
+        assert [v["mappings"] for v in views(shards / f"model-{i:05}-of-00005.safetensors")] == [0]
+    assert len(os.listdir("/proc/self/fd")) == fds
+
+
+def test_an_interrupt_while_the_last_file_is_opened(shards, opening, asked):
+    """The call ends at once, and the file is not mapped."""
+    gaiafs.load_safetensors(shards, framework=FRAMEWORK)
+    fds = len(os.listdir("/proc/self/fd"))
+    seen, go_on = [], threading.Event()
+
+    def call(i):
+        if i == 9:
+            assert asked.wait(9)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            seen.append(go_on.wait(20))
+
+    opening.call = call
+    with pytest.raises(KeyboardInterrupt):
+        gaiafs.load_safetensors(shards, framework=FRAMEWORK)
+    assert not seen
+    go_on.set()
+    settled(shards, fds)
+    assert seen == [True] and asked.n == 9
+
+
 @pytest.mark.parametrize("seconds", [0.0001, 0.001, 0.005])
 def test_interrupts(shards, mount, interrupting, seconds):
     def load():
@@ -253,15 +393,42 @@ def test_works_together():
     def fail(i):
         raise KeyError(i)
 
-    for n in (1, 2, 9, 30):
-        assert shelter.together([lambda i=i: i for i in range(n)], undone := None) == list(range(n)) and undone is None
-        undone = []
-        for bad in {0, n // 2, n - 1}:
-            undone.clear()
-            works = [(lambda bad=bad: fail(bad)) if i == bad else (lambda i=i: i) for i in range(n)]
-            with pytest.raises(KeyError):
-                shelter.together(works, undone.append)
-            assert bad not in undone and len(undone) == len(set(undone))
+    def several(n, bad=None, worse=None):
+        for i in range(n):
+            if i == worse:
+                fail(i)
+            yield (lambda: fail(bad)) if i == bad else (lambda i=i: i), i < n - 1
+
+    undone = []
+    for n in (0, 1, 2, 9, 30):
+        assert shelter.together(several(n), undone.append, []) == list(range(n)) and not undone
+        for bad in {0, n // 2, n - 1} - {n, -1}:
+            for works in (several(n, bad), several(n, worse=bad)):
+                undone.clear()
+                with pytest.raises(KeyError):
+                    shelter.together(works, undone.append, [])
+                assert bad not in undone and len(undone) == len(set(undone))
+    undone.clear()
+    with pytest.raises(KeyError):
+        shelter.together(several(3), undone.append, [KeyError()])
+    assert not undone
+
+
+def test_works_begin_before_all_are_known():
+    begun, ended = threading.Event(), threading.Event()
+
+    def works():
+        yield lambda: begun.set() or ended.wait(20), True
+        assert begun.wait(20)
+        ended.set()
+        yield lambda: True, False
+
+    assert shelter.together(works(), None, []) == [True, True]
+
+
+def test_one_work_needs_no_further_thread(monkeypatch):
+    monkeypatch.setattr(shelter._thread, "start_new_thread", lambda *arguments: pytest.fail("a thread"))
+    assert shelter.together([(_thread.get_ident, False)], None, []) == [_thread.get_ident()]
 
 
 def test_no_threads(monkeypatch):
@@ -269,7 +436,8 @@ def test_no_threads(monkeypatch):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(shelter._thread, "start_new_thread", none)
-    assert shelter.together([lambda i=i: i for i in range(20)], lambda made: None) == list(range(20))
+    works = [(lambda i=i: i, True) for i in range(20)]
+    assert shelter.together(works, None, []) == list(range(20))
 
 
 def split(tensors, dims, world):
@@ -326,6 +494,33 @@ def test_experts(directory, world, fine):
         assert len(got) == 16 // world + 1 and not (together.keys() & got.keys() - {"gate"})
         together.update(got)
     assert not fine or same(together, tensors | {"gate": np.ones(3)})
+
+
+def test_tensors_on_a_gpu_are_made_with_it_as_the_current_device(monkeypatch):
+    current = [0]
+
+    @contextlib.contextmanager
+    def device(n):
+        current.append(n)
+        yield
+        current.pop()
+
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(device=device)))
+    array = SimpleNamespace(torch=lambda: current[-1])
+    assert tensors_of({"a": array}, "torch", 3) == {"a": 3} and current == [0]
+    assert tensors_of({"a": array}, "torch", None) == {"a": 0}
+
+
+def test_experts_in_two_files(directory):
+    """A rank's share is one of all experts, not of those in each file."""
+    tensors = {f"experts.{e}": np.full(2, e) for e in range(4)}
+    for i in range(2):
+        some = {f"experts.{e}": tensors[f"experts.{e}"] for e in (2 * i, 2 * i + 1)}
+        (directory / f"{i}.safetensors").write_bytes(safetensors.numpy.save(some))
+    plan = gaiafs.ShardPlan({"**": "experts"})
+    for r in range(2):
+        got = gaiafs.load_safetensors(directory, framework=FRAMEWORK, shard=plan, rank=r, world=2)
+        assert same(got, {f"experts.{e}": tensors[f"experts.{e}"] for e in (2 * r, 2 * r + 1)})
 
 
 def test_plans_that_do_not_fit(directory):
