@@ -43,7 +43,7 @@ def tensors_of(arrays: dict[str, Array], framework: str, ordinal: int | None) ->
         # PyTorch would otherwise use device 0 of a new thread, and make a context there.
         with torch.cuda.device(ordinal):
             return {name: a.torch() for name, a in arrays.items()}
-    return {name: tensor_of(a, framework) for name, a in arrays.items()}
+    return arrays if framework == "array" else {name: tensor_of(a, framework) for name, a in arrays.items()}
 
 
 def tensor_of(a: Array, framework: str) -> Any:

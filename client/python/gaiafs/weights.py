@@ -380,14 +380,12 @@ def map_weights(
     with room_for(2 * len(names)):  # views that are being made have descriptors, too
         dlpack.sweep()
         made = _core.apart_together(works, _Made.undo)
-    arrays = {name: a for m in made for name, a in m.arrays.items()}
-    tensors = {name: t for m in made for name, t in m.tensors.items()}
-    return Mapped(
-        {name: arrays[name] for name in order},
-        {name: tensors[name] for name in order},
-        [w for m in made for w in m.windows],
-        [f.header for f in files],
-    )
+    arrays: dict[str, Any] = dict.fromkeys(order)
+    tensors: dict[str, Any] = dict.fromkeys(order)
+    for m in made:
+        arrays.update(m.arrays)
+        tensors.update(m.tensors)
+    return Mapped(arrays, tensors, [w for m in made for w in m.windows], [f.header for f in files])
 
 
 def _makers(files: list[_File], runs: list[Run], holders: dict[str, _File]) -> list[_Maker]:
