@@ -21,7 +21,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-var pushTime = flag.Duration("push-time", 2*time.Second, "how long each test for stale pushed pages takes")
+var pushTime = flag.Duration("push-time", time.Second, "how long each test for stale pushed pages takes")
 
 // A device gives a small read the 128 KiB around it. If programs read there again, the kernel gets all of that.
 const (
