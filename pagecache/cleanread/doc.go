@@ -59,8 +59,10 @@
 //
 //	expected ──a copy was planned──▶ on its way ──fill──▶ ready ──▶ gone
 //	    │                                │                 │
-//	    └─no device is faster: gone      └─not home's,     └─all of it was read, its epoch has changed, nobody
-//	                                       or late: gone     read it for long, or other chunks are worth more
+//	    └─no device is faster: gone      └─not home's,     └─all of it was read or pushed, its epoch has changed,
+//	                                       or late: gone     nobody read it for long, or others are worth more
+//
+// A chunk that came with a read, and is read again through the kernel's page cache, is pushed into that.
 //
 // A chunk's memory is freed when the chunk has left its table and the last reader that copies from it is done.
 //
@@ -78,5 +80,5 @@
 //
 // # What it does not do
 //
-// It brings nothing home, tells the kernel nothing, and changes no state of a page.
+// It brings nothing home, makes the kernel drop nothing, and changes no state of a page.
 package cleanread
