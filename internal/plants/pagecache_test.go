@@ -3,6 +3,13 @@ package plants
 // pagecachePlants are faults in the execution of the rules.
 var pagecachePlants = []plant{
 	{
+		name: "a cold load drops pages that others had in the page cache",
+		file: "pagecache/mover/coldfile.go",
+		old:  "err == nil && n == 0",
+		new:  "err == nil && n >= 0",
+		nets: []net{{pkg: "pagecache/mover", run: "TestThroughThePageCache|TestPagesFarBehindAreDropped"}},
+	},
+	{
 		name: "a chunk from before a change is pushed",
 		file: "pagecache/cleanread/push.go",
 		old:  "s.held && s.epoch == k.epoch",

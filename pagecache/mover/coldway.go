@@ -6,9 +6,9 @@ import (
 )
 
 const (
-	// roundBytes is how much is read one way before the ways are compared again. It is several times what is in flight
-	// and what the kernel reads ahead, so that rounds hardly overlap. The first round past the page cache, where the
-	// kernel reads nothing ahead, has only firstBytes, so that files of a few such rounds gain, too.
+	// roundBytes is how much is read one way before the ways are compared again. It is several times what is in flight,
+	// so that rounds hardly overlap. The first round of each way has only firstBytes, so that files of a few such
+	// rounds gain, too.
 	roundBytes = 128 << 20
 	firstBytes = 32 << 20
 	// retryRounds is after how many rounds the slower way is tried again.
@@ -18,11 +18,10 @@ const (
 	worthThrough = 1.1
 )
 
-// ColdWay learns by which way a disk delivers bytes faster that the host's page cache lacks: past the page cache in the
-// order of the file, or through it, with its read-ahead, in several stretches of the file at once. Disks differ in
-// that, and so do the layers below a virtual disk. Large reads, of which many run at once, are counted in rounds. Reads
-// that begin in a round take the same way, except that those of blocks of which the page cache has something go past it
-// (ColdFile).
+// ColdWay learns by which way a disk delivers bytes faster that the host's page cache lacks: past the page cache, or
+// through it with its read-ahead. Disks differ in that, and so do the layers below a virtual disk. Large reads, of
+// which many run at once, are counted in rounds. Reads that begin in a round take the same way, except that those of
+// blocks of which the page cache has something go past it (ColdFile).
 type ColdWay struct {
 	mu     sync.Mutex
 	now    *round     // the round that reads begin in; protected by mu
@@ -52,7 +51,7 @@ func (c *ColdWay) begin(n int64, now time.Time) *round {
 	if c.now == nil || c.now.bytes >= c.now.most {
 		c.begun++
 		c.now = &round{through: c.throughLocked(), most: roundBytes}
-		if !c.now.through && c.speeds[0] == 0 {
+		if c.speeds[0] == 0 || c.speeds[1] == 0 {
 			c.now.most = firstBytes
 		}
 	}
@@ -60,13 +59,6 @@ func (c *ColdWay) begin(n int64, now time.Time) *round {
 	c.now.under++
 	c.now.bytes += n
 	return c.now
-}
-
-// isThrough reports whether the last read began in a round through the page cache.
-func (c *ColdWay) isThrough() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.now != nil && c.now.through
 }
 
 // throughLocked chooses the way of a new round.

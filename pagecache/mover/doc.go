@@ -48,8 +48,7 @@
 // from the buffer. If there are many copies, those that are adjacent on the device are first joined on the host,
 // because every copy costs the device the same, however small.
 //
-// Pieces are taken in the order of the file, or of several stretches of it that are read at once (stretches). After an
-// error no more are taken, and workers finish those that they have. When Run
+// Pieces are taken in order. After an error no more are taken, and workers finish those that they have. When Run
 // returns, no worker has a piece and the Fill uses no buffer. Only Reads may still be in progress, and other Fills may
 // still send shares.
 //

@@ -115,8 +115,6 @@ type Fill struct {
 	ctx context.Context
 	// warmth has isWarm's result for each piece; nil if From is not Direct.
 	warmth []atomic.Int32
-	// stretches has the order of the pieces; it is not used if From is not Direct.
-	stretches stretches
 	// hold keeps home open for reads that outlast Run.
 	hold *hold
 	// workers is about how many goroutines read. Calls have at least leastCall bytes while there is more to read.
@@ -132,8 +130,7 @@ type Fill struct {
 	began time.Time
 	paced atomic.Int64
 
-	// claimed has the pieces as claimed, in the order in which they are taken, if Into is a Sharer. Those that are not
-	// claimed yet are nil.
+	// claimed has the pieces as claimed, if Into is a Sharer. Those that are not claimed yet are nil.
 	claimed []atomic.Pointer[Piece]
 	// claimMu is mostly taken without mu, so that nobody who brings a share waits for other Fills' claims.
 	claimMu sync.Mutex
@@ -171,7 +168,6 @@ func (p *Fill) Run(ctx context.Context, called *Crew) error {
 	}
 	if p.From.Direct != nil {
 		p.warmth = make([]atomic.Int32, len(p.Pieces))
-		p.stretches.begin(p.Pieces)
 		p.hold = newHold(p.From)
 		defer p.hold.drop()
 		defer p.From.report()
@@ -256,7 +252,7 @@ func (p *Fill) work(stays bool) {
 			<-p.slots
 			return
 		}
-		if ahead := p.at(i) + p.workers; p.From.Direct != nil && ahead < len(p.Pieces) && !p.cold.Load() {
+		if ahead := i + p.workers; p.From.Direct != nil && ahead < len(p.Pieces) && !p.cold.Load() {
 			p.isWarm(ahead) // now, because at its turn mu is held
 		}
 		if err := p.read(i, x); err != nil {
@@ -268,8 +264,8 @@ func (p *Fill) work(stays bool) {
 	}
 }
 
-// take gives a worker its next piece, which is number i in the order in which they are taken. Those that were taken are
-// a prefix. If there is none, the worker sends what others left.
+// take gives a worker its next piece, which has number i. Pieces are taken in order, so those that were taken are a
+// prefix. If there is none, the worker sends what others left.
 func (p *Fill) take(stays bool) (i int, x *Piece) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

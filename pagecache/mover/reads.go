@@ -125,8 +125,7 @@ func (p *Fill) isWarm(i int) bool {
 // thereLocked reports whether piece i can be brought now. Run with a deadline must not wait for the disk: if the piece
 // would make it wait, thereLocked starts to read it and those that follow.
 func (p *Fill) thereLocked(i int) bool {
-	p.chooseLocked(i + mostClaimed)
-	x := &p.Pieces[p.at(i)]
+	x := &p.Pieces[i]
 	if p.claimed != nil {
 		if c := p.claimed[i].Load(); c != nil {
 			x = c
@@ -140,7 +139,7 @@ func (p *Fill) thereLocked(i int) bool {
 	case x.held:
 		return true
 	case r != nil:
-	case !p.cold.Load() && p.isWarm(p.at(i)):
+	case !p.cold.Load() && p.isWarm(i):
 		return true
 	}
 	p.cold.Store(true)
@@ -277,7 +276,6 @@ const leastAhead = 4
 func (p *Fill) readAheadLocked(i int) {
 	reads := p.Reads
 	to := min(i+max(DirectReads/p.Device.sharers(), leastAhead), len(p.Pieces))
-	p.chooseLocked(to)
 	for k := max(p.advised, i); k < to; k++ {
 		x := p.piece(k)
 		if len(x.Steps) == 0 || reads.under[x.first()] != nil || x.held {

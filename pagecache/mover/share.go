@@ -121,7 +121,7 @@ func (p *Fill) startSharing() {
 // before it; then it has no steps if nothing is left to read.
 func (p *Fill) piece(i int) *Piece {
 	if p.claimed == nil {
-		return &p.Pieces[p.at(i)]
+		return &p.Pieces[i]
 	}
 	if x := p.claimed[i].Load(); x != nil {
 		return x
@@ -136,10 +136,10 @@ func (p *Fill) piece(i int) *Piece {
 
 // claim claims the next pieces. The caller holds claimMu.
 func (p *Fill) claim() {
-	n := min(max(min(len(p.Pieces)/leastClaims, mostClaimed), 1), p.chosen()-p.claims)
+	n := min(max(min(len(p.Pieces)/leastClaims, mostClaimed), 1), len(p.Pieces)-p.claims)
 	pieces := make([][]page.Range, n)
 	for k := range pieces {
-		pieces[k] = p.Pieces[p.at(p.claims+k)].ranges()
+		pieces[k] = p.Pieces[p.claims+k].ranges()
 	}
 	for _, c := range p.Into.(Sharer).Claim(pieces) {
 		x := &Piece{shares: c.Shares}

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -94,60 +93,10 @@ func (d *aheadDisk) source(through bool) *Source {
 	}}
 }
 
-// shortStretches makes stretches short for one test.
-func shortStretches(t *testing.T, size int64) {
-	old := stretchPages
-	stretchPages = page.Index(size >> page.Shift)
-	t.Cleanup(func() { stretchPages = old })
-}
-
-// TestStretches: through the page cache, pieces are taken from several stretches in turn, from each in order; past it,
-// in the order of the file. Each piece is taken once.
-func TestStretches(t *testing.T) {
-	const size, short = 100 << 20, 16 << 20
-	shortStretches(t, short)
-	for _, through := range []bool{false, true} {
-		f := newFiller(t, size)
-		d := newAheadDisk(f.home)
-		p := f.fill()
-		p.From, p.Reads = d.source(through), new(Reads)
-		p.From.Cold.way.begin(0, time.Now())
-		p.cold.Store(true)
-		p.stretches.begin(p.Pieces)
-		p.chooseLocked(3)
-		require.Equal(t, 3, p.chosen())
-		p.chooseLocked(2 * len(p.Pieces))
-		require.Equal(t, len(p.Pieces), p.chosen())
-		var order []int
-		last := make(map[page.Index]int)
-		for i := range p.Pieces {
-			k := p.at(i)
-			order = append(order, k)
-			stretch := p.Pieces[k].first() / stretchPages
-			if before, ok := last[stretch]; ok {
-				require.Greater(t, k, before, "in order within a stretch")
-			}
-			last[stretch] = k
-		}
-		require.Equal(t, !through, slices.IsSorted(order), through)
-		if through {
-			of := make(map[page.Index]bool)
-			for _, k := range order[:mostStretches] {
-				of[p.Pieces[k].first()/stretchPages] = true
-			}
-			require.Len(t, of, mostStretches)
-			require.Less(t, slices.Max(order[:len(order)/2]), len(order)*3/4, "stretches begin when others end")
-		}
-		slices.Sort(order)
-		require.Len(t, slices.Compact(order), len(p.Pieces))
-	}
-}
-
 // TestThroughThePageCache: whatever the kernel reads ahead, a fill leaves what the page cache had, and nothing else,
-// except near that. The disk is read once, except for a little at the ends of stretches.
+// except near that. The disk is read once.
 func TestThroughThePageCache(t *testing.T) {
 	const size = 200 << 20
-	shortStretches(t, 32<<20)
 	f := newFiller(t, size)
 	d := newAheadDisk(f.home)
 	kept := page.Range{Start: 70 << 20 >> page.Shift, End: 71 << 20 >> page.Shift}
@@ -204,10 +153,9 @@ func TestReadsPastDropReadAhead(t *testing.T) {
 	require.Empty(t, d.cached)
 }
 
-// TestRanksReadADiskOnce: ranks that read a cold file together read each piece once, in stretches, too.
+// TestRanksReadADiskOnce: ranks that read a cold file together read each piece once.
 func TestRanksReadADiskOnce(t *testing.T) {
 	const size = 64 << 20
-	shortStretches(t, 8<<20)
 	f := newRankFills(t, size)
 	d := newAheadDisk(f.home)
 	cold := d.source(true).Cold
@@ -237,4 +185,30 @@ func (f *filler) requireFilled(t *testing.T) {
 	got := make([]byte, len(f.home.data))
 	require.NoError(t, f.moves.Out(t.Context(), CPURead, []gpubackend.Copy{{Mem: f.into.mem, Host: got}}))
 	require.True(t, bytes.Equal(f.home.data, got))
+}
+
+// TestPagesFarBehindAreDropped: of a large file, only what is near the reads stays until the last user leaves.
+func TestPagesFarBehindAreDropped(t *testing.T) {
+	const step = PieceBytes >> page.Shift
+	d := newAheadDisk(&bytesHome{})
+	from := d.source(true)
+	d.cached[3*blockPages+1] = true
+	home := newHold(from)
+	from.Cold.join(home)
+	defer home.drop()
+	defer from.Cold.leave()
+	var dropped []page.Range
+	for at := page.Index(0); at < 3*blocksKept*blockPages; at += step {
+		ours, behind := from.Cold.enter(from, page.Range{Start: at, End: at + step})
+		require.Equal(t, at/blockPages != 3, ours)
+		if !behind.Empty() {
+			require.LessOrEqual(t, behind.End, max(at-(blocksKept-1)*blockPages, 0))
+			dropped = append(dropped, behind)
+		}
+	}
+	require.Len(t, dropped, 2*blocksKept-1, "each block once, except that of others")
+	for i, rg := range dropped {
+		require.EqualValues(t, blockPages, rg.Len())
+		require.False(t, rg.Contains(3*blockPages+1), i)
+	}
 }

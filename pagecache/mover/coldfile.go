@@ -2,91 +2,17 @@ package mover
 
 import (
 	"sync"
-	"sync/atomic"
 
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// Past the host's page cache, pieces are read in the order of the file. Through it, several stretches of a file are
-// read at once, each in order: then the kernel reads ahead in each of them, and the disk has more to do
-// (docs/dev/adr/0010-past-the-page-cache.md). A stretch that is done makes room for the next one, so the page cache has
-// little at a time.
-
-// mostStretches is how many stretches are read at once, and stretchPages the size of one. What the kernel reads past
-// its end is read twice, so it is long. Only tests and benchmarks change these.
-var (
-	mostStretches            = 4
-	stretchPages  page.Index = 256 << 20 >> page.Shift
-)
-
-// stretches is the order in which a Fill takes its pieces, which is chosen while it runs.
-type stretches struct {
-	left []stretch // not all of their pieces are chosen; protected by Fill.mu
-	last int       // the one that was chosen from last; protected by Fill.mu
-	// order has the numbers of the pieces in the order in which they are taken; nil means ascending. The first n are
-	// immutable, the others protected by Fill.mu.
-	order []int32
-	n     atomic.Int32
-}
-
-// stretch is the pieces from next up to end.
-type stretch struct{ next, end int }
-
-func (s *stretches) begin(pieces []Piece) {
-	s.order = make([]int32, len(pieces))
-	for i := range pieces {
-		if n := len(s.left); n > 0 && pieces[i].first()/stretchPages == pieces[i-1].first()/stretchPages {
-			s.left[n-1].end++
-		} else {
-			s.left = append(s.left, stretch{i, i + 1})
-		}
-	}
-}
-
-// choose chooses the next piece, from one of the first most stretches.
-func (s *stretches) choose(most int) {
-	s.last = (s.last + 1) % min(most, len(s.left))
-	from := &s.left[s.last]
-	s.order[s.n.Load()] = int32(from.next)
-	s.n.Add(1)
-	if from.next++; from.next == from.end {
-		s.left = append(s.left[:s.last], s.left[s.last+1:]...)
-	}
-}
-
-// at returns the number of the piece that is taken as number i, which is chosen.
-func (p *Fill) at(i int) int {
-	if p.stretches.order == nil {
-		return i
-	}
-	return int(p.stretches.order[i])
-}
-
-// chosen returns how many pieces are chosen.
-func (p *Fill) chosen() int {
-	if p.stretches.order == nil {
-		return len(p.Pieces)
-	}
-	return int(p.stretches.n.Load())
-}
-
-// chooseLocked chooses the pieces that are taken before number to.
-func (p *Fill) chooseLocked(to int) {
-	for p.chosen() < min(to, len(p.Pieces)) {
-		most := 1
-		if p.cold.Load() && p.From.Cold != nil && p.From.Cold.way.isThrough() {
-			most = mostStretches
-		}
-		p.stretches.choose(most)
-	}
-}
-
 const (
 	// blockPages is the size of a block: enough for the kernel to read no further than into the next one.
 	blockPages page.Index = 16 << 20 >> page.Shift
-	// blocksKept is how many blocks behind a read stay in the page cache. If they were dropped while other reads are
-	// still in them, the kernel would read them again.
-	blocksKept = 3
+	// blocksKept is how many blocks behind a read stay in the page cache, 1 GiB of them, for two reasons. If they were
+	// dropped while other reads are still in them, the kernel would read them again. And if many reads ran at once, it
+	// often takes 150 ms of a processor to drop 1 GiB. So most files are dropped at the end, in the background.
+	blocksKept = 64
 )
 
 // ColdFile is what is known of a file that is read from a disk: by which way its pages come, and of which of them the

@@ -44,9 +44,9 @@ func (f *diskFile) Cached(off, n int64) (int64, error) {
 	return int64(stat.Cache) << page.Shift, err
 }
 
-// BenchmarkColdWays fills a device with a file of 1 GiB that only the disk has: past the page cache, through it in the
-// order of the file, through it in several stretches, and by the way that ColdWay learns meanwhile. They take turns. It
-// reports medians of GB/s, and how many MiB were left in the page cache at most.
+// BenchmarkColdWays fills a device with a file of 1 GiB that only the disk has: past the page cache, through it, and by
+// the way that ColdWay learns meanwhile. They take turns. It reports medians of GB/s, and how many MiB were left in the
+// page cache at most.
 func BenchmarkColdWays(b *testing.B) {
 	const size = 1 << 30
 	all := page.Range{End: size >> page.Shift}
@@ -55,20 +55,14 @@ func BenchmarkColdWays(b *testing.B) {
 	f := newDiskFile(b, path)
 	to := newFiller(b, size)
 	ways := []struct {
-		name      string
-		stretches int
-		speeds    [2]float64
-	}{
-		{"past", 1, [2]float64{1e15, 1}}, {"in-order", 1, [2]float64{1, 1e15}}, {"stretches", 4, [2]float64{1, 1e15}},
-		{"learnt", 4, [2]float64{}},
-	}
+		name   string
+		speeds [2]float64
+	}{{"past", [2]float64{1e15, 1}}, {"through", [2]float64{1, 1e15}}, {"learnt", [2]float64{}}}
 	speeds, left := make([][]float64, len(ways)), make([]int64, len(ways))
 	var holds sync.WaitGroup
-	defer func(n int) { mostStretches = n }(mostStretches)
 	for b.Loop() {
 		for _, i := range rand.Perm(len(ways)) {
 			f.Drop(0, 0)
-			mostStretches = ways[i].stretches
 			to.into.arrived = nil
 			start := time.Now()
 			fill := &Fill{
