@@ -342,7 +342,8 @@ func (k kernelPages) Invalidate(off, n int64) error {
 //
 // The kernel locks the pages of a READ until it is answered, so whoever makes it drop pages waits for the READs before.
 // It locks those of a push only when the daemon sends them. So what makes pages old, or makes the kernel drop them,
-// waits for pushes itself (content.awaitPushes): an invalidation, an open for writing, a change of the size.
+// waits for pushes itself (content.awaitPushes): an invalidation, an open for writing, a change of the size. So does
+// whoever tells the kernel that the file became shorter (tellSize).
 func (k kernelPages) Push(off int64, p []byte, current func() bool) bool {
 	n := k.fs.table.byInode(k.key)
 	if n == nil {

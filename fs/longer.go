@@ -89,8 +89,12 @@ func (fs *fileSystem) tellSize(n *node, st *unix.Statx_t) {
 		return
 	}
 	c := n.data.Load()
-	if c == nil || fs.writeBack || !c.filled.Load() {
-		n.told.Store(int64(st.Size)) // the kernel has no page of n, or goes by its own size
+	switch {
+	case fs.writeBack:
+		n.tellLess(c, int64(st.Size)) // the kernel takes the size only if it did not know n, and then also a larger one
+		return
+	case c == nil || !c.filled.Load():
+		n.told.Store(int64(st.Size)) // the kernel has no page of n
 		return
 	}
 	c.telling.Lock()
@@ -104,8 +108,26 @@ func (fs *fileSystem) tellSize(n *node, st *unix.Statx_t) {
 	size := int64(st.Size)
 	if size > told {
 		fs.aside(func() { fs.stretch(n, told, size, of) })
+	} else {
+		// A push of pages that were cut off would make the kernel's file longer again.
+		c.pushing.Lock()
+		defer c.pushing.Unlock()
 	}
 	n.told.CompareAndSwap(told, size)
+}
+
+// tellLess is called before the kernel is told a size that it may not take. c is the content of n, or nil.
+func (n *node) tellLess(c *content, size int64) {
+	if n.told.CompareAndSwap(neverTold, size) {
+		return
+	}
+	if c != nil {
+		c.pushing.Lock()
+		defer c.pushing.Unlock()
+	}
+	for told := n.told.Load(); size < told && !n.told.CompareAndSwap(told, size); {
+		told = n.told.Load()
+	}
 }
 
 // openOf returns an open of n, with openFile.mu read-locked, or nil if there is none. If the kernel opens files itself,

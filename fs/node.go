@@ -15,6 +15,9 @@ type nodeID uint64
 
 const rootID nodeID = 1
 
+// neverTold is node.told before the kernel is told a size.
+const neverTold = -1
+
 // inodeKey names an inode of the backing filesystems while the inode exists.
 type inodeKey struct {
 	dev, ino uint64
@@ -76,7 +79,7 @@ type node struct {
 	kids    int    // locators that name this node; protected by the table's shard
 
 	// told is the size that the kernel knows or is about to know. It is larger while a request of the mount may make
-	// the file longer.
+	// the file longer. If the kernel goes by its own size (write-back), told may be less than that.
 	told atomic.Int64
 	// touching is the number of releases that are setting mtime through the mount.
 	touching atomic.Int32

@@ -110,6 +110,7 @@ func (t *nodeTable) refer(who identity, made func(*node)) *node {
 		// A node with this number but another birth is of an inode that was removed directly in SOURCE. It stays in
 		// byID, and answers ESTALE, until the kernel forgets it.
 		n = &node{id: nodeID(t.lastID.Add(1)), identity: who, fd: -1, slot: -1}
+		n.told.Store(neverTold)
 		made(n)
 		if s.byKey == nil {
 			s.byKey, s.former = make(map[inodeKey]*node), make(map[inodeKey]int)

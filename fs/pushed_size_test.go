@@ -1,0 +1,87 @@
+package fs
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/internal/page"
+)
+
+// heldPushes is a kernel that gets pushed pages when the test lets it.
+type heldPushes struct {
+	notifier
+	begun, goOn, ended chan struct{}
+}
+
+func (k heldPushes) InodeNotifyStoreCache(node uint64, off int64, p []byte) fuse.Status {
+	if len(p) == 1 { // not a push: stretch
+		return k.notifier.InodeNotifyStoreCache(node, off, p)
+	}
+	k.begun <- struct{}{}
+	<-k.goOn
+	defer func() { k.ended <- struct{}{} }()
+	return k.notifier.InodeNotifyStoreCache(node, off, p)
+}
+
+// TestPushedPagesDoNotUndoACut: a file that is cut in SOURCE stays cut for programs that have seen the new size.
+func TestPushedPagesDoNotUndoACut(t *testing.T) {
+	p := newPushScene(t, false, unasked)
+	k := heldPushes{p.fs.notify, make(chan struct{}, 100), make(chan struct{}), make(chan struct{}, 100)}
+	p.fs.notify = k
+	f := p.reader(t)
+	const last = pushedSize - pushedChunk
+	b := make([]byte, page.Size)
+	for i := int64(0); len(k.begun) == 0; i++ {
+		require.Less(t, i, int64(pushedChunk/page.Size), "nothing is pushed")
+		_, err := f.ReadAt(b, last+i*page.Size)
+		require.NoError(t, err)
+		time.Sleep(10 * time.Millisecond)
+	}
+	const size = last + 2*page.Size + 100
+	require.NoError(t, os.Truncate(filepath.Join(p.source, "f"), size))
+	time.AfterFunc(100*time.Millisecond, func() { close(k.goOn) })
+	var st unix.Stat_t
+	require.NoError(t, unix.Fstat(int(f.Fd()), &st))
+	require.EqualValues(t, size, st.Size)
+	<-k.ended
+	n, err := f.ReadAt(b, last+2*page.Size)
+	require.Equal(t, 100, n, "%v", err)
+	n, err = f.ReadAt(b, last+5*page.Size)
+	require.Zero(t, n, "%v", err)
+}
+
+// TestPushedPagesDoNotChangeTheSize: a kernel that caches writes goes by its own size of a file, also if programs read
+// a file that became longer in SOURCE.
+func TestPushedPagesDoNotChangeTheSize(t *testing.T) {
+	p := newPushScene(t, false, writeBack, unasked)
+	const last = pushedSize - pushedChunk
+	const size = last + 10*page.Size + 5
+	require.NoError(t, os.Truncate(p.path, size))
+	f := p.reader(t)
+	source, err := os.OpenFile(filepath.Join(p.source, "f"), os.O_WRONLY|os.O_APPEND, 0)
+	require.NoError(t, err)
+	_, err = source.Write(bytes.Repeat([]byte("x"), 5*page.Size))
+	require.NoError(t, err)
+	require.NoError(t, source.Close())
+	_, err = p.window.Acquire(t.Context(), 0, pushedSize, true)
+	require.NoError(t, err)
+	b := make([]byte, page.Size)
+	for range 3 {
+		for i := range int64(9) {
+			var st unix.Stat_t
+			require.NoError(t, unix.Fstat(int(f.Fd()), &st))
+			require.EqualValues(t, size, st.Size, "pushed: %d", p.pushed())
+			_, err := f.ReadAt(b, last+i*page.Size)
+			require.NoError(t, err)
+			time.Sleep(10 * time.Millisecond)
+		}
+		require.NoError(t, unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED))
+	}
+}
