@@ -30,31 +30,51 @@ func (k heldPushes) InodeNotifyStoreCache(node uint64, off int64, p []byte) fuse
 	return k.notifier.InodeNotifyStoreCache(node, off, p)
 }
 
-// TestPushedPagesDoNotUndoACut: a file that is cut in SOURCE stays cut for programs that have seen the new size.
+// TestPushedPagesDoNotUndoACut: a file that becomes shorter while pages are pushed stays short for programs that have
+// seen the new size.
 func TestPushedPagesDoNotUndoACut(t *testing.T) {
-	p := newPushScene(t, false, unasked)
-	k := heldPushes{p.fs.notify, make(chan struct{}, 100), make(chan struct{}), make(chan struct{}, 100)}
-	p.fs.notify = k
-	f := p.reader(t)
 	const last = pushedSize - pushedChunk
-	b := make([]byte, page.Size)
-	for i := int64(0); len(k.begun) == 0; i++ {
-		require.Less(t, i, int64(pushedChunk/page.Size), "nothing is pushed")
-		_, err := f.ReadAt(b, last+i*page.Size)
-		require.NoError(t, err)
-		time.Sleep(10 * time.Millisecond)
+	cuts := map[string]struct {
+		size int64
+		cut  func(t *testing.T, p *pushScene, size int64)
+	}{
+		"in SOURCE": {last + 2*page.Size + 100, func(t *testing.T, p *pushScene, size int64) {
+			require.NoError(t, os.Truncate(filepath.Join(p.source, "f"), size))
+		}},
+		"by name": {last + 2*page.Size + 100, func(t *testing.T, p *pushScene, size int64) {
+			require.NoError(t, os.Truncate(p.path, size))
+		}},
+		"by an open for reading": {0, func(t *testing.T, p *pushScene, _ int64) {
+			f, err := os.OpenFile(p.path, os.O_RDONLY|os.O_TRUNC, 0)
+			require.NoError(t, err)
+			require.NoError(t, f.Close())
+		}},
 	}
-	const size = last + 2*page.Size + 100
-	require.NoError(t, os.Truncate(filepath.Join(p.source, "f"), size))
-	time.AfterFunc(100*time.Millisecond, func() { close(k.goOn) })
-	var st unix.Stat_t
-	require.NoError(t, unix.Fstat(int(f.Fd()), &st))
-	require.EqualValues(t, size, st.Size)
-	<-k.ended
-	n, err := f.ReadAt(b, last+2*page.Size)
-	require.Equal(t, 100, n, "%v", err)
-	n, err = f.ReadAt(b, last+5*page.Size)
-	require.Zero(t, n, "%v", err)
+	for name, c := range cuts {
+		t.Run(name, func(t *testing.T) {
+			p := newPushScene(t, false, unasked)
+			k := heldPushes{p.fs.notify, make(chan struct{}, 100), make(chan struct{}), make(chan struct{}, 100)}
+			p.fs.notify = k
+			f := p.reader(t)
+			b := make([]byte, page.Size)
+			for i := int64(0); len(k.begun) == 0; i++ {
+				require.Less(t, i, int64(pushedChunk/page.Size), "nothing is pushed")
+				_, err := f.ReadAt(b, last+i*page.Size)
+				require.NoError(t, err)
+				time.Sleep(10 * time.Millisecond)
+			}
+			time.AfterFunc(100*time.Millisecond, func() { close(k.goOn) })
+			c.cut(t, p, c.size)
+			var st unix.Stat_t
+			require.NoError(t, unix.Fstat(int(f.Fd()), &st))
+			require.EqualValues(t, c.size, st.Size)
+			<-k.ended
+			n, err := f.ReadAt(b, last+2*page.Size)
+			require.EqualValues(t, max(c.size-last-2*page.Size, 0), n, "%v", err)
+			n, err = f.ReadAt(b, last+5*page.Size)
+			require.Zero(t, n, "%v", err)
+		})
+	}
 }
 
 // TestPushedPagesDoNotChangeTheSize: a kernel that caches writes goes by its own size of a file, also if programs read

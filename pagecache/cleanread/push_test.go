@@ -115,6 +115,25 @@ func TestFewPushesAtOnce(t *testing.T) {
 	}
 }
 
+// TestOnePushOfAChunk: later reads of a chunk that is being pushed push it no second time.
+func TestOnePushOfAChunk(t *testing.T) {
+	f := newPushFile(t, 1)
+	begun, goOn := make(chan struct{}, 8), make(chan struct{})
+	f.pushing = func() { begun <- struct{}{}; <-goOn }
+	f.read(0, page.Size, false)
+	f.quiet()
+	f.read(page.Size, page.Size, false)
+	<-begun
+	for at := int64(2); at < 8; at++ {
+		f.read(at*page.Size, page.Size, false)
+	}
+	close(goOn)
+	f.quiet()
+	require.Empty(t, begun)
+	require.Len(t, f.pushed, 1)
+	require.Zero(t, f.c.pushes.Load())
+}
+
 // TestDebtOfChunks: a chunk that was read once counts as useless when it goes, unless its pages changed.
 func TestDebtOfChunks(t *testing.T) {
 	for _, changed := range []bool{false, true} {
