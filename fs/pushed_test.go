@@ -136,6 +136,33 @@ func TestNothingIsPushedBesideWriters(t *testing.T) {
 	}
 }
 
+// TestNothingIsPushedOverStores: a program that has closed a file may still store into it through a mapping.
+func TestNothingIsPushedOverStores(t *testing.T) {
+	for _, mode := range deviceModes()[:2] {
+		t.Run(mode.name, func(t *testing.T) {
+			p := newPushScene(t, false, mode.change)
+			m, end := p.maps(t, p.path, pushedSize)
+			m.do("close", 0, 0)
+			f := p.reader(t)
+			p.readSome(t, f, 0, 3)
+			const at = 20 * page.Size
+			m.do("store", at, 'x')
+			b := make([]byte, page.Size)
+			for i := range int64(8) {
+				_, err := f.ReadAt(b, (5+i)*page.Size)
+				require.NoError(t, err)
+				time.Sleep(10 * time.Millisecond)
+			}
+			require.Zero(t, p.pushed())
+			require.EqualValues(t, 'x', m.do("load", at, 0))
+			end()
+			got, err := os.ReadFile(filepath.Join(p.source, "f"))
+			require.NoError(t, err)
+			require.EqualValues(t, 'x', got[at])
+		})
+	}
+}
+
 // TestNoStaleReadsOfPushedPages: while pages are pushed, a device releases into them, programs write them, or cut the
 // file. No reader gets bytes that are older than what had ended before it began.
 func TestNoStaleReadsOfPushedPages(t *testing.T) {

@@ -2,10 +2,12 @@ package cleanread
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
 // newPushFile makes a file of so many chunks and a part of a page, whose regions have snapshots.
@@ -132,6 +134,29 @@ func TestOnePushOfAChunk(t *testing.T) {
 	require.Empty(t, begun)
 	require.Len(t, f.pushed, 1)
 	require.Zero(t, f.c.pushes.Load())
+}
+
+// TestTwoReadsShareThePriceOfAChunk: a chunk comes if half of its price is less than that of a read of the disk.
+func TestTwoReadsShareThePriceOfAChunk(t *testing.T) {
+	const most = 100
+	brought := func(perByte float64) (n int) {
+		f := newFile(t, most*ChunkSize, func(o *Options) { o.When = Auto })
+		f.c.disk = mover.NewPlace(100*time.Microsecond, 1e15)
+		f.c.Devices[0].Moves.Cost = mover.NewPlace(90*time.Microsecond, 1/perByte)
+		for i := range int64(most) {
+			k := f.newChunkAround(page.Covering(i*ChunkSize, page.Size), most*ChunkSize)
+			require.NotNil(t, k)
+			if plan, _ := f.planAround(t.Context(), k, page.Size); plan != nil {
+				plan.letGo()
+				n++
+			}
+			k.fill(nil)
+		}
+		return n
+	}
+	price := func(chunk time.Duration) float64 { return (chunk - 90*time.Microsecond).Seconds() / ChunkSize }
+	require.Greater(t, brought(price(150*time.Microsecond)), most*3/4)
+	require.Zero(t, brought(price(210*time.Microsecond)))
 }
 
 // TestDebtOfChunks: a chunk that was read once counts as useless when it goes, unless its pages changed.
