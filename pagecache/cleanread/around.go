@@ -16,20 +16,27 @@ const (
 	// aroundTimes bounds the time to copy the chunk: this many times that of the read alone.
 	aroundTimes = 2
 	// aroundReads is the number of reads that share the time to copy the chunk. For each of them, it must be faster
-	// than the disk. Chunks that are read less often add to the debt.
+	// than the disk. Chunks that are read less often add to the debt, unless their pages changed: it may be otherwise
+	// the next time. But if AroundDebt chunks in a row were read less often, for whatever reason, one read counts alone.
 	aroundReads = 2
 	// AroundDebt is how many chunks in a row may be useless. After that, only one read in aroundTry brings a chunk.
 	AroundDebt = 256
 	aroundTry  = 64
 )
 
-// noteReads notes how often an outgoing chunk was read.
-func (p *chunkTable) noteReads(reads int) {
-	if reads < 2 { // the first read is the one that brought the chunk
-		p.debt = min(p.debt+1, AroundDebt)
-		return
+// noteReads notes how often an outgoing chunk was read. changed says that its pages changed, so nobody could read it any
+// more.
+func (p *chunkTable) noteReads(reads int, changed bool) {
+	note := func(count int) int {
+		if reads < 2 { // the first read is the one that brought the chunk
+			return min(count+1, AroundDebt)
+		}
+		return max(count-reads, 0)
 	}
-	p.debt = max(p.debt-reads, 0)
+	p.lone = note(p.lone)
+	if !changed || reads >= 2 {
+		p.debt = note(p.debt)
+	}
 }
 
 // newChunkAround makes the chunk of rg, in a file of size bytes. It returns nil if the chunk exists or is not worth
@@ -43,14 +50,20 @@ func (f *File) newChunkAround(rg page.Range, size int64) *chunk {
 	if p.closed || p.chunks[i] != nil {
 		return nil
 	}
-	if p.debt == AroundDebt {
-		if p.skipped++; p.skipped%aroundTry != 0 {
+	share := int64(aroundReads)
+	if p.debt == AroundDebt || p.lone == AroundDebt {
+		p.skipped++
+		switch try := p.skipped%aroundTry == 0; {
+		case try:
+		case p.debt == AroundDebt:
 			return nil
+		default:
+			share = 1
 		}
 	}
 	k := f.addChunkLocked(i, page.Range{Start: page.Index(i << chunkShift),
 		End: min(page.Index((i+1)<<chunkShift), p.end)})
-	k.around = true
+	k.around, k.share = true, share
 	return k
 }
 
@@ -105,11 +118,11 @@ func (f *File) readAround(
 // be tried.
 func (f *File) planAround(ctx context.Context, k *chunk, n int64) (plan *deviceCopy, tryHome bool) {
 	facts := f.facts(ctx, k.pages)
-	best, took := f.fastest(facts, k.pages, n, aroundReads)
+	best, took := f.fastest(facts, k.pages, n, k.share)
 	if best == nil {
 		return nil, false // readDeviceOrHome decides
 	}
-	if f.homesTurn(n, took/aroundReads) {
+	if f.homesTurn(n, took/time.Duration(k.share)) {
 		return nil, true
 	}
 	f.probe(facts, k.pages, best, time.Now())

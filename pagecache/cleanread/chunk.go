@@ -37,8 +37,10 @@ type chunk struct {
 	epoch uint64
 	// pages are the pages of the chunk.
 	pages page.Range
-	// around says that the chunk came along with a read of some of its pages.
+	// around says that the chunk came along with a read of some of its pages, and share how many reads are expected to
+	// share the time that took.
 	around bool
+	share  int64
 
 	// ready is closed when buf has the pages. buf stays nil if they could not be fetched.
 	ready chan struct{}
@@ -90,9 +92,9 @@ type chunkTable struct {
 	streams *prefetch.Streams // protected by mu
 	end     page.Index        // protected by mu; the size that streams knows
 	closed  bool              // protected by mu; set when the File is detached
-	// debt counts the chunks that came with a read and were not read again, less the reads of those that were. skipped
-	// counts the reads that fetched no chunk because of it. Protected by mu.
-	debt, skipped int
+	// lone counts the chunks that came with a read and were not read again, less the reads of those that were. debt
+	// leaves out those whose pages changed. skipped counts the reads for which either was at its limit. Protected by mu.
+	lone, debt, skipped int
 }
 
 // prepareLocked must be called before the first chunk is made of a file of so many bytes. It may be called again.
@@ -141,9 +143,7 @@ func (f *File) chunkLeavesLocked(k *chunk) {
 	f.ex.Count(func(c *Counters) { c.AheadUnusedBytes.Add(page.Index(bits.OnesCount32(unread)).Offset()) })
 	switch {
 	case k.around:
-		if f.epoch(k.pages) == k.epoch { // otherwise nobody could read it again
-			f.table.noteReads(k.reads)
-		}
+		f.table.noteReads(k.reads, f.epoch(k.pages) != k.epoch)
 	case unread != 0:
 		first := k.pages.Start &^ (ChunkPages - 1)
 		f.table.streams.Unused(page.Range{

@@ -139,10 +139,14 @@ func TestOnePushOfAChunk(t *testing.T) {
 // TestTwoReadsShareThePriceOfAChunk: a chunk comes if half of its price is less than that of a read of the disk.
 func TestTwoReadsShareThePriceOfAChunk(t *testing.T) {
 	const most = 100
-	brought := func(perByte float64) (n int) {
+	brought := func(perByte float64, before func(p *chunkTable)) (n int) {
 		f := newFile(t, most*ChunkSize, func(o *Options) { o.When = Auto })
+		before(&f.table)
 		f.c.disk = mover.NewPlace(100*time.Microsecond, 1e15)
 		f.c.Devices[0].Moves.Cost = mover.NewPlace(90*time.Microsecond, 1/perByte)
+		for _, at := range []*mover.Place{f.c.disk, f.c.Devices[0].Moves.Cost} {
+			at.Due(time.Now()) // so nobody else measures it
+		}
 		for i := range int64(most) {
 			k := f.newChunkAround(page.Covering(i*ChunkSize, page.Size), most*ChunkSize)
 			require.NotNil(t, k)
@@ -155,8 +159,21 @@ func TestTwoReadsShareThePriceOfAChunk(t *testing.T) {
 		return n
 	}
 	price := func(chunk time.Duration) float64 { return (chunk - 90*time.Microsecond).Seconds() / ChunkSize }
-	require.Greater(t, brought(price(150*time.Microsecond)), most*3/4)
-	require.Zero(t, brought(price(210*time.Microsecond)))
+	goes := func(changed bool, reads ...int) func(p *chunkTable) {
+		return func(p *chunkTable) {
+			for range AroundDebt {
+				for _, n := range reads {
+					p.noteReads(n, changed)
+				}
+			}
+		}
+	}
+	require.Greater(t, brought(price(150*time.Microsecond), goes(false)), most*3/4)
+	require.Zero(t, brought(price(210*time.Microsecond), goes(false)))
+	// If chunks mostly change before they are read again, one read pays the price.
+	require.LessOrEqual(t, brought(price(150*time.Microsecond), goes(true, 1)), most/aroundTry+1)
+	require.Greater(t, brought(price(95*time.Microsecond), goes(true, 1)), most*3/4)
+	require.Greater(t, brought(price(150*time.Microsecond), goes(true, 1, 2)), most*3/4)
 }
 
 // TestDebtOfChunks: a chunk that was read once counts as useless when it goes, unless its pages changed.
