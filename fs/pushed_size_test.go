@@ -54,8 +54,11 @@ func TestPushedPagesDoNotUndoACut(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := newPushScene(t, false, unasked)
 			k := heldPushes{p.fs.notify, make(chan struct{}, 100), make(chan struct{}), make(chan struct{}, 100)}
-			p.fs.notify = k
 			f := p.reader(t)
+			p.fs.notify = k
+			for _, of := range p.fs.files.all() {
+				of.content.awaitPushes() // pushes see the new notifier, as the race detector knows now
+			}
 			b := make([]byte, page.Size)
 			for i := int64(0); len(k.begun) == 0; i++ {
 				require.Less(t, i, int64(pushedChunk/page.Size), "nothing is pushed")
