@@ -7,6 +7,7 @@ import functools
 import operator
 import os
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, SupportsIndex, Union
 
@@ -181,7 +182,7 @@ def make_view(opened: Callable[[list[int]], tuple[str | None, Plan]], files: int
     plan.
     """
     fds: list[int] = []
-    closing = map(os.close, iter(fds.pop, None))
+    closing = map(shelter.close, iter(fds.pop, None))
     with room_for(files):
         try:
             name, p = opened(fds)
@@ -193,7 +194,7 @@ def make_view(opened: Callable[[list[int]], tuple[str | None, Plan]], files: int
                 raise named(e, name) from None
         finally:
             try:
-                any(closing)
+                deque(closing, 0)
             except IndexError:
                 pass  # the list is empty
     return View(window, offsets, p)

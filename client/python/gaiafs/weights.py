@@ -131,9 +131,6 @@ class _File:
         self.fd = fds[-1]
         try:
             check_file(self.fd, writable=False)
-        except Error as e:
-            raise named(e, self.path) from None
-        try:
             self.header: Header = read_header(self.fd)
             for name in self.header.tensors if names is None else names:
                 if name not in self.header.tensors:
@@ -143,6 +140,10 @@ class _File:
             return list(self.header.tensors.values()) if names is None else [self.header.tensors[n] for n in names]
         except FormatError as e:
             raise about(self.path, e) from None
+        except Error as e:
+            raise named(e, self.path) from None
+        except OSError as e:
+            raise Error(e.errno or errno.EIO, e.strerror or "", self.path) from None
 
 
 class _Made(NamedTuple):

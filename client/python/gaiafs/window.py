@@ -228,7 +228,7 @@ def open_window(
     on = device_of(device)
     offset = operator.index(offset)
     fds: list[int] = []
-    closing = map(os.close, map(list.pop, (fds,)))
+    closing = map(shelter.close, map(list.pop, (fds,)))
     try:
         name = open_file(file, writable, fds)
         try:
@@ -270,4 +270,4 @@ def _window(
             *(name, offset, length, writable, [place_of(fd)], bool(flags & _core.LAZY)),
         )
     finally:
-        os.close(fd)  # the library has a duplicate
+        shelter.close(fd)  # the library has a duplicate

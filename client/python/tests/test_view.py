@@ -285,6 +285,30 @@ def test_descriptors_that_an_interrupt_took():
     assert into == [] and all(not os.path.exists(f"/proc/self/fd/{fd}") for fd in want)
 
 
+def test_a_descriptor_that_cannot_be_closed():
+    """Closing a file of a dead mount may fail. The others are closed all the same."""
+    fds = [os.open("/dev/null", os.O_RDONLY) for _ in range(5)]
+    want = fds[:]
+    os.close(fds[3])
+    shelter.close_all(fds)
+    assert fds == [] and all(not os.path.exists(f"/proc/self/fd/{fd}") for fd in want)
+
+
+def test_no_descriptor_is_left_of_a_dead_mount(path, monkeypatch):
+    """An interrupted or failed call closes the files even if closing one of them fails."""
+    before, opened = len(os.listdir("/proc/self/fd")), []
+
+    def fail(fds, *arguments):
+        opened.extend(fds)
+        os.close(fds[1])
+        raise gaiafs.Error(errno.ENOTCONN, "planted")
+
+    monkeypatch.setattr(_core, "apart", lambda work, undo: fail(*work.args))
+    with pytest.raises(gaiafs.Error, match="planted"):
+        gaiafs.view([path] * 5, [(0, 1)])
+    assert len(os.listdir("/proc/self/fd")) == before and len(opened) == 5
+
+
 def test_child_cannot_use_the_parents_view(path):
     v = gaiafs.view(path, [(0, 10)])
     child = os.fork() if KIND == "emulated" else None

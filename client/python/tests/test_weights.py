@@ -231,6 +231,20 @@ def test_one_file_that_fails(shards, monkeypatch, which):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_a_header_that_cannot_be_read(shards, monkeypatch):
+    """The error names the file, and the package raises no other kind of OSError."""
+    real = formats.os.pread
+
+    def pread(fd, n, at):
+        if os.readlink(f"/proc/self/fd/{fd}").endswith("model-00003-of-00005.safetensors"):
+            raise OSError(errno.ENOTCONN, "planted")
+        return real(fd, n, at)
+
+    monkeypatch.setattr(formats.os, "pread", pread)
+    with pytest.raises(gaiafs.Error, match=r"planted.*model-00003"):
+        gaiafs.load_safetensors(shards, framework=FRAMEWORK)
+
+
 @pytest.fixture
 def opening(monkeypatch):
     """Calls opening.call with the number of each file before the file is opened."""
