@@ -192,7 +192,7 @@ def apart_together(
     """Runs several works in the same way, concurrently: see shelter.together. If one fails, undo gets the results of
     the others.
 
-    works gets a list for descriptors. They are closed when all works have ended.
+    works gets a list for descriptors. Those that works leave there are closed when all have ended.
     """
     failures: list[BaseException] = []
     do = there(lambda work: work())

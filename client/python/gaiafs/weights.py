@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from . import _core, dlpack
+from . import _core, dlpack, shelter
 from .arguments import Device, PathLike, device_of, stream_of
 from .array import Array
 from .copies import Copies
@@ -124,6 +124,7 @@ class _File:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self.makers: list[_Maker] = []  # those that have not made their views
 
     def open(self, names: list[str] | None, holders: dict[str, _File], fds: list[int]) -> list[Tensor]:
         """Opens the file, notes in holders that it has the wanted tensors, and returns them."""
@@ -146,6 +147,17 @@ class _File:
             raise Error(e.errno or errno.EIO, e.strerror or "", self.path) from None
 
 
+    def done(self, maker: _Maker, fds: list[int]) -> None:
+        """Closes the file if no other maker needs it. Any thread may call it."""
+        self.makers.remove(maker)
+        if not self.makers:
+            try:
+                fds.remove(self.fd)
+            except ValueError:
+                return  # another maker closes it at this moment
+            shelter.close(self.fd)
+
+
 class _Made(NamedTuple):
     """What a maker made. The tensors are those of a framework, in the memory of the arrays."""
 
@@ -164,10 +176,12 @@ class _Maker:
     views of those files.
     """
 
-    def __init__(self, files: list[_File], runs: list[Run], places: dict[str, int]) -> None:
-        """places says in which of the files a tensor is."""
-        self.files, self.runs = files, runs
+    def __init__(self, files: list[_File], runs: list[Run], places: dict[str, int], fds: list[int]) -> None:
+        """places says in which of the files a tensor is. fds has the descriptors of open files."""
+        self.files, self.runs, self.fds = files, runs, fds
         self.batches = _batches(runs, places)
+        for f in files:
+            f.makers.append(self)
 
     def make(self, device: Device, flags: int, framework: str) -> _Made:
         """For _core.apart."""
@@ -202,6 +216,9 @@ class _Maker:
             if isinstance(e, Error):
                 raise named(e, name or self.files[0].path) from None
             raise
+        finally:
+            for f in self.files:
+                f.done(self, self.fds)
 
 
 def _close(windows: list[Window]) -> None:
@@ -373,12 +390,12 @@ def map_weights(
             parts = {t.name: whole(t) for t in tensors} if shard is None else shard.parts(tensors)
             runs = runs_of(parts, group(parts) if group is not None else {})
             order.extend(run.name for run in runs)
-            makers = _makers(some, runs, holders)
+            makers = _makers(some, runs, holders, fds)
             for m in makers:
                 more = some is not rounds[-1] or m is not makers[-1]
                 yield functools.partial(m.make, on, flags, framework), more
 
-    with room_for(2 * len(names)):  # views that are being made have descriptors, too
+    with room_for(2 * len(names)):  # views have descriptors, too
         dlpack.sweep()
         made = _core.apart_together(works, _Made.undo)
     arrays: dict[str, Any] = dict.fromkeys(order)
@@ -389,7 +406,7 @@ def map_weights(
     return Mapped(arrays, tensors, [w for m in made for w in m.windows], [f.header for f in files])
 
 
-def _makers(files: list[_File], runs: list[Run], holders: dict[str, _File]) -> list[_Maker]:
+def _makers(files: list[_File], runs: list[Run], holders: dict[str, _File], fds: list[int]) -> list[_Maker]:
     """Divides runs among makers: one for each file, and one for the runs with parts of several files."""
     of_one: dict[_File, list[Run]] = {f: [] for f in files}
     of_several: list[Run] = []
@@ -400,10 +417,10 @@ def _makers(files: list[_File], runs: list[Run], holders: dict[str, _File]) -> l
     makers = []
     for f, its in of_one.items():
         if its or f not in together:
-            makers.append(_Maker([f], its, {p.tensor.name: 0 for run in its for p in run.parts}))
+            makers.append(_Maker([f], its, {p.tensor.name: 0 for run in its for p in run.parts}, fds))
     if together:
         places = {p.tensor.name: together.index(holders[p.tensor.name]) for run in of_several for p in run.parts}
-        makers.append(_Maker(together, of_several, places))
+        makers.append(_Maker(together, of_several, places, fds))
     return makers
 
 

@@ -231,6 +231,27 @@ def test_one_file_that_fails(shards, monkeypatch, which):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.parametrize("fused, want", [([], [5, 4, 3, 2, 1]), (["layer.0.weight", "layer.1.weight"], [5, 5, 4, 3, 3, 2])])
+def test_a_file_is_closed_when_its_views_exist(shards, monkeypatch, fused, want):
+    """So a process with a low limit of descriptors can load many files. The first
+    and the fourth file are also needed for the fused tensor, which is made last."""
+    real, seen = _core.map_view, []
+
+    def map_view(*arguments):
+        links = []
+        for fd in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):
+                links.append(os.readlink(f"/proc/self/fd/{fd}"))
+        views = len(seen)  # each has a descriptor of its file
+        seen.append(sum(link.startswith(f"{shards}/") for link in links) - views)
+        return real(*arguments)
+
+    monkeypatch.setattr(_core, "map_view", map_view)
+    monkeypatch.setattr(shelter, "_SIDE_BY_SIDE", 1)
+    weights = gaiafs.load_safetensors(shards, framework="array", fuse={"both": fused} if fused else None)
+    assert seen == want and len(weights) == len(TENSORS) - len(fused) // 2
+
+
 def test_a_header_that_cannot_be_read(shards, monkeypatch):
     """The error names the file, and the package raises no other kind of OSError."""
     real = formats.os.pread
