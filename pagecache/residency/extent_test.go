@@ -153,3 +153,16 @@ func TestZeroLater(t *testing.T) {
 	require.Equal(t, 3, f.Calls(faulty.Zero))
 	p.Free()
 }
+
+// TestNewExtentsAreZeros: unless the caller zeroes them, extents are zeros when their Key gets them.
+func TestNewExtentsAreZeros(t *testing.T) {
+	d, f := newDevice(t, 4, 1)
+	f.OldBytes()
+	k := newKey(t, d)
+	p, err := d.Reserve(t.Context(), k, Request{Pages: granules(0, 2), Size: granule})
+	require.NoError(t, err)
+	require.Equal(t, 2, f.Calls(faulty.Zero))
+	require.NoError(t, p.Extents()[0].Zero(t.Context()))
+	require.Equal(t, 2, f.Calls(faulty.Zero), "it is done")
+	p.Free()
+}
