@@ -333,7 +333,7 @@ func (t *viewFill) ready(ctx context.Context, copies []gpubackend.Copy) error {
 	return t.zero(ctx, len(copies), func(i int) gpubackend.Memory { return copies[i].Mem })
 }
 
-// zero zeroes the extents of the view that have the memories that mem returns for 0 to n-1.
+// zero zeroes the extents that have the memory mem(0) to mem(n-1), or waits until that is done.
 func (t *viewFill) zero(ctx context.Context, n int, mem func(i int) gpubackend.Memory) error {
 	var last gpubackend.Memory
 	for i := range n {

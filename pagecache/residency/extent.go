@@ -53,10 +53,10 @@ type Extent struct {
 	// littered means that the memory could hold old bytes when the extent was made. Immutable.
 	littered bool
 
-	// zeroed says that the memory holds no old bytes, or that x is littered. zeroing has an element while somebody
-	// zeroes the memory.
+	// zeroed says that Zero has nothing to do: the memory has no old bytes, or x is littered. zeroing has an element
+	// while somebody zeroes the memory.
 	zeroed  atomic.Bool
-	zeroing chan struct{}
+	zeroing chan struct{} // immutable
 
 	placement atomic.Pointer[Placement] // never nil; changed by place
 	// users counts the Key, every Pin, and every copy in progress. The last one frees the memory.
@@ -87,10 +87,10 @@ func (x *Extent) Size() int64 { return x.size }
 // Littered reports whether x could hold old bytes, rather than zeros, when it was made.
 func (x *Extent) Littered() bool { return x.littered }
 
-// Zero zeroes the memory of x, unless that was done. Until then it may hold bytes of another file: it must not be
-// exported, and the Key puts no bytes there, because Zero would overwrite them. The caller uses x. Several callers may
-// ask at once: one of them zeroes, and the others wait for it as long as their contexts last. After an error any caller
-// may try again.
+// Zero zeroes the memory of x, unless that was done or x is littered. Until then the memory may hold bytes of another
+// file: it must not be exported, and the Key puts no bytes there, because Zero would overwrite them. The caller uses x.
+// Several callers may ask at once: one of them zeroes, and the others wait for it as long as their contexts last. After
+// an error any caller may try again.
 func (x *Extent) Zero(ctx context.Context) error {
 	if x.zeroed.Load() {
 		return nil

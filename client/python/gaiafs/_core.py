@@ -192,7 +192,8 @@ def apart_together(
     """Runs several works in the same way, concurrently: see shelter.together. If one fails, undo gets the results of
     the others.
 
-    works gets a list for descriptors. Those that works leave there are closed when all have ended.
+    works is called with a list, and puts the descriptors there that it opens. Those that are still in the list when all
+    works have ended are closed.
     """
     failures: list[BaseException] = []
     do = there(lambda work: work())

@@ -11,9 +11,8 @@ _ALSO = {"pt": "torch", "pytorch": "torch", "np": "numpy"}  # their names in the
 
 
 def framework_of(framework: str | None) -> str:
-    """Chooses the framework. The default is PyTorch if it is installed, otherwise NumPy. Raises ImportError if it is
-    not
-    installed.
+    """Chooses the framework. The default is PyTorch if it is installed, otherwise NumPy. Raises ImportError if the
+    framework is not installed.
     """
     framework = _ALSO.get(framework or "", framework)
     if framework not in (None, "torch", "numpy", "array"):

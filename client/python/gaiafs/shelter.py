@@ -75,10 +75,10 @@ def together(
 ) -> list[_T]:
     """Runs several works, some of them concurrently, and returns their results. It is itself run as the work of run.
 
-    Works begin while works still yields others. With each work it says whether more will come.
+    A work may begin before works yields the next one. With each work comes whether there are more.
 
-    When one fails, or something else adds to failures, no further work begins, undo gets the results of the others, and
-    the first failure is raised.
+    If a work or works fails, or somebody else adds to failures, no further work begins. Those that have begun run to
+    their end, undo gets their results, and the first failure is raised.
     """
     todo: SimpleQueue[tuple[int, Callable[[], _T]] | None] = SimpleQueue()
     results: dict[int, _T] = {}

@@ -318,7 +318,8 @@ def load_safetensors(
     for the names in the files, and a rank gets tensors made of its parts. Processes share a fused tensor if they fuse
     it the same way.
 
-    It blocks until everything is on the device. Raises FormatError for a file that violates the format, ImportError if
+    It blocks until everything is on the device. If a file cannot be loaded, it gives back the files that were loaded
+    before, and waits for those that are being loaded. Raises FormatError for a file that violates the format, ImportError if
     the library is not installed, TypeError if the library lacks the elements' type, ValueError for a plan or a rule
     that does not fit, and what ``gaiafs.mmap`` raises.
     """

@@ -95,7 +95,7 @@ def test_one_view_for_each_file(path, shards):
 
 
 def test_more_files_than_a_process_has_open(shards, monkeypatch):
-    monkeypatch.setattr(files, "_FEW", 4)
+    monkeypatch.setattr(files, "_FEW", 8)  # five views that are made at the same moment have three descriptors each
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = len(os.listdir("/proc/self/fd")) + 2
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
@@ -449,6 +449,53 @@ def test_works_together():
     assert not undone
 
 
+def test_results_are_in_the_order_of_works():
+    turns = [threading.Event() for _ in range(4)]
+    turns[3].set()
+
+    def work(i):
+        assert turns[i].wait(20)
+        turns[i - 1].set()  # the last one begins
+        return i
+
+    works = [(lambda i=i: work(i), i < 3) for i in range(4)]
+    assert shelter.together(works, None, []) == [0, 1, 2, 3]
+
+
+def test_no_more_works_are_asked_for_after_a_failure():
+    failed, seen = threading.Event(), []
+
+    class Failures(list):
+        def append(self, e):
+            super().append(e)
+            failed.set()
+
+    def works():
+        yield lambda: [][0], True
+        assert failed.wait(20)
+        yield lambda: seen.append("it begins"), True
+        seen.append("another one is asked for")
+
+    with pytest.raises(IndexError):
+        shelter.together(works(), None, Failures())
+    assert seen == []
+
+
+def test_one_file_takes_one_thread(path, monkeypatch):
+    real, begun = shelter._thread.start_new_thread, []
+    monkeypatch.setattr(shelter._thread, "start_new_thread", lambda *a: begun.append(a) or real(*a))
+    gaiafs.load_safetensors(path, framework=FRAMEWORK)
+    assert len(begun) == 1
+
+
+def test_what_was_made_is_given_back_at_once(shards):
+    """Not with garbage collection: the caller may load again after the error."""
+    arrays, tensors, windows, _ = module.map_weights(formats.shards_of(shards), 0, framework=FRAMEWORK)
+    made = module._Made(windows, arrays, tensors)
+    made.undo()
+    assert len(windows) == 5 and all(w.closed for w in windows)
+
+
 def test_works_begin_before_all_are_known():
     begun, ended = threading.Event(), threading.Event()
 
@@ -459,6 +506,18 @@ def test_works_begin_before_all_are_known():
         yield lambda: True, False
 
     assert shelter.together(works(), None, []) == [True, True]
+
+
+def test_works_have_the_callers_cuda_context(monkeypatch):
+    lent = {}
+    monkeypatch.setattr(
+        _core,
+        "_library",
+        SimpleNamespace(gaia_context=lambda: 7, gaia_lend_context=lambda c: lent.update({_thread.get_ident(): c})),
+    )
+    works = [(lambda: lent.get(_thread.get_ident()), i < 2) for i in range(3)]
+    assert _core.apart_together(lambda fds: works, lambda made: None) == [7, 7, 7]
+    assert set(lent.values()) == {None}
 
 
 def test_one_work_needs_no_further_thread(monkeypatch):
@@ -544,6 +603,13 @@ def test_tensors_on_a_gpu_are_made_with_it_as_the_current_device(monkeypatch):
     array = SimpleNamespace(torch=lambda: current[-1])
     assert tensors_of({"a": array}, "torch", 3) == {"a": 3} and current == [0]
     assert tensors_of({"a": array}, "torch", None) == {"a": 0}
+
+
+def test_tensors_are_made_for_the_views_device(shards, monkeypatch):
+    seen = []
+    monkeypatch.setattr(module, "tensors_of", lambda arrays, *which: seen.append(which) or arrays)
+    gaiafs.load_safetensors(shards, 1, framework="array")
+    assert seen == [("array", None if KIND == "emulated" else 1)] * 5
 
 
 def test_experts_in_two_files(directory):
