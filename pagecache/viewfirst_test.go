@@ -3,6 +3,7 @@ package pagecache
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -210,6 +211,64 @@ func TestDeviceIsLostWhileItZeroes(t *testing.T) {
 	require.Eventually(t, func() bool { return m.used() == 0 }, time.Minute, time.Millisecond)
 	req.Device = 1
 	m.view(req, src).check()
+}
+
+// TestViewsThatEvictEachOther opens views of files with different bytes while memory is short, fills fail and clients
+// end. From its export on, a view has only bytes of its own file, and after the fill all of them.
+func TestViewsThatEvictEachOther(t *testing.T) {
+	const size = 6 << 20
+	m := newMachine(t, 2, memory(3*size+size/2))
+	m.cache.leastPeer = 1
+	var sources []*source
+	for i := range 4 {
+		src := m.file(size)
+		for k := range src.home.data {
+			src.home.data[k] = byte(i + 1)
+		}
+		sources = append(sources, src)
+	}
+	seed := time.Now().UnixNano() // what the goroutines do is random, too: a seed does not repeat all of it
+	t.Logf("seed %d", seed)
+	planned := errors.New("planned")
+	var clients sync.WaitGroup
+	for c := range 4 {
+		rng := rand.New(rand.NewPCG(uint64(seed), uint64(c)))
+		clients.Go(func() {
+			for range 25 {
+				src, dev := sources[rng.IntN(len(sources))], rng.IntN(2)
+				req := withAlignment(ViewRequest{Device: dev, Lazy: rng.IntN(6) == 0, Segments: []view.Segment{
+					bytesOf(int64(rng.IntN(2)), 2<<20), bytesOf(3<<20, 3<<20+int64(rng.IntN(2))*100)}})
+				if rng.IntN(4) == 0 {
+					m.devices[dev].Fail([]faulty.Op{faulty.CopyIn, faulty.CopyPeer, faulty.Zero}[rng.IntN(3)], 1+rng.IntN(3), planned)
+				}
+				ctx, end := context.WithCancel(t.Context())
+				if rng.IntN(4) == 0 {
+					time.AfterFunc(time.Duration(rng.IntN(3000))*time.Microsecond, end)
+				}
+				v := <-m.open(ctx, src, req)
+				if v.err == nil {
+					v.requireNoOldBytes()
+					if v.Fill(ctx) == nil {
+						v.check()
+					}
+					v.requireNoOldBytes()
+					v.unmap()
+				}
+				end()
+			}
+		})
+	}
+	clients.Wait()
+	for _, d := range m.devices {
+		for k := 1; k <= 3; k++ {
+			for _, op := range []faulty.Op{faulty.CopyIn, faulty.CopyPeer, faulty.Zero} {
+				d.Fail(op, k, nil)
+			}
+		}
+	}
+	for i, src := range sources {
+		m.view(withAlignment(ViewRequest{Device: i % 2, Segments: []view.Segment{bytesOf(0, size)}}), src).check()
+	}
 }
 
 // timedDevice takes as long as an H200 to make and to zero an extent of 1 GiB, and notes when the first bytes come.
