@@ -208,6 +208,8 @@ def open_sized(file: AnyFile, fds: list[int]) -> tuple[str | None, int]:
         return name, check_file(fds[-1], writable=False)
     except Error as e:
         raise named(e, name) from None
+    except OSError as e:
+        raise Error(e.errno or errno.EIO, e.strerror or "", name) from None
 
 
 def open_view(fds: list[int], p: Plan, size: int, name: str | None, device: Device, flags: int) -> Window:

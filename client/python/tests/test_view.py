@@ -309,6 +309,16 @@ def test_no_descriptor_is_left_of_a_dead_mount(path, monkeypatch):
     assert len(os.listdir("/proc/self/fd")) == before and len(opened) == 5
 
 
+def test_a_file_that_cannot_be_looked_at(path, monkeypatch):
+    def fail(fd, writable):
+        raise OSError(errno.ENOTCONN, "planted")
+
+    monkeypatch.setattr(views, "check_file", fail)
+    with pytest.raises(gaiafs.Error, match="planted") as e:
+        gaiafs.view([path, path], [(0, 1)])
+    assert e.value.filename == str(path)
+
+
 def test_child_cannot_use_the_parents_view(path):
     v = gaiafs.view(path, [(0, 10)])
     child = os.fork() if KIND == "emulated" else None
