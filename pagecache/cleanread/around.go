@@ -17,15 +17,16 @@ const (
 	aroundTimes = 2
 	// aroundReads is the number of reads that share the time to copy the chunk. For each of them, it must be faster
 	// than the disk. Chunks that are read less often add to the debt, unless their pages changed: it may be otherwise
-	// the next time. But if AroundDebt chunks in a row were read less often, for whatever reason, one read counts alone.
+	// the next time. But if AroundDebt chunks in a row were read less often, for whatever reason, one read pays for
+	// all.
 	aroundReads = 2
 	// AroundDebt is how many chunks in a row may be useless. After that, only one read in aroundTry brings a chunk.
 	AroundDebt = 256
 	aroundTry  = 64
 )
 
-// noteReads notes how often an outgoing chunk was read. changed says that its pages changed, so nobody could read it any
-// more.
+// noteReads notes how often an outgoing chunk was read. changed says that its pages changed, so nobody could read it
+// any more.
 func (p *chunkTable) noteReads(reads int, changed bool) {
 	note := func(count int) int {
 		if reads < 2 { // the first read is the one that brought the chunk

@@ -93,7 +93,8 @@ type chunkTable struct {
 	end     page.Index        // protected by mu; the size that streams knows
 	closed  bool              // protected by mu; set when the File is detached
 	// lone counts the chunks that came with a read and were not read again, less the reads of those that were. debt
-	// leaves out those whose pages changed. skipped counts the reads for which either was at its limit. Protected by mu.
+	// leaves out those whose pages changed. skipped counts the reads for which either was at its limit. Protected by
+	// mu.
 	lone, debt, skipped int
 }
 
