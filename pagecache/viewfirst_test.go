@@ -239,7 +239,8 @@ func TestViewsThatEvictEachOther(t *testing.T) {
 				req := withAlignment(ViewRequest{Device: dev, Lazy: rng.IntN(6) == 0, Segments: []view.Segment{
 					bytesOf(int64(rng.IntN(2)), 2<<20), bytesOf(3<<20, 3<<20+int64(rng.IntN(2))*100)}})
 				if rng.IntN(4) == 0 {
-					m.devices[dev].Fail([]faulty.Op{faulty.CopyIn, faulty.CopyPeer, faulty.Zero}[rng.IntN(3)], 1+rng.IntN(3), planned)
+					of := []faulty.Op{faulty.CopyIn, faulty.CopyPeer, faulty.Zero}[rng.IntN(3)]
+					m.devices[dev].Fail(of, 1+rng.IntN(3), planned)
 				}
 				ctx, end := context.WithCancel(t.Context())
 				if rng.IntN(4) == 0 {

@@ -319,9 +319,9 @@ def load_safetensors(
     it the same way.
 
     It blocks until everything is on the device. If a file cannot be loaded, it gives back the files that were loaded
-    before, and waits for those that are being loaded. Raises FormatError for a file that violates the format, ImportError if
-    the library is not installed, TypeError if the library lacks the elements' type, ValueError for a plan or a rule
-    that does not fit, and what ``gaiafs.mmap`` raises.
+    before, and waits for those that are being loaded. Raises FormatError for a file that violates the format,
+    ImportError if the library is not installed, TypeError if the library lacks the elements' type, ValueError for a
+    plan or a rule that does not fit, and what ``gaiafs.mmap`` raises.
     """
     if (rank is None or world is None) if shard is not None else (rank is not None or world is not None):
         raise ValueError("shard, rank and world are passed together, or none of them")
