@@ -108,7 +108,7 @@ var fsPlants = []plant{
 		file: "fs/kernel_pages.go",
 		old:  " || !current() {",
 		new:  " || !current() && false {",
-		nets: []net{{pkg: "fs", run: "TestNoStaleReadsOfPushedPages"}},
+		nets: []net{{pkg: "fs", run: "TestOldPagesAreNotPushed"}},
 	},
 	{
 		name: "pages are pushed beside writers",
