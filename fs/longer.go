@@ -91,7 +91,7 @@ func (fs *fileSystem) tellSize(n *node, st *unix.Statx_t) {
 	c := n.data.Load()
 	switch {
 	case fs.writeBack:
-		n.tellLess(c, int64(st.Size)) // the kernel takes the size only if it did not know n, and then also a larger one
+		n.tellLess(c, int64(st.Size)) // the kernel goes by its own size, unless n is new to it
 		return
 	case c == nil || !c.filled.Load():
 		n.told.Store(int64(st.Size)) // the kernel has no page of n
@@ -116,7 +116,8 @@ func (fs *fileSystem) tellSize(n *node, st *unix.Statx_t) {
 	n.told.CompareAndSwap(told, size)
 }
 
-// tellLess is called before the kernel is told a size that it may not take. c is the content of n, or nil.
+// tellLess is tellSize for a kernel that may ignore the size: told only becomes less, unless n is new to the kernel. c
+// is the content of n, or nil.
 func (n *node) tellLess(c *content, size int64) {
 	if n.told.CompareAndSwap(neverTold, size) {
 		return

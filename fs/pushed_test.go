@@ -64,6 +64,22 @@ func newPushScene(t *testing.T, writable bool, change ...func(*Options)) *pushSc
 	return p
 }
 
+// home returns what SOURCE has of the file.
+func (p *pushScene) home(t *testing.T) []byte {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(p.source, "f"))
+	require.NoError(t, err)
+	return b
+}
+
+// cached returns how many pages of the file the kernel has.
+func (p *pushScene) cached(t *testing.T, f *os.File) int64 {
+	t.Helper()
+	n, err := pagesCached(int(f.Fd()), 0, pushedSize)
+	require.NoError(t, err)
+	return n
+}
+
 func (p *pushScene) pushed() int64 { return p.cache.Status().Counters["pushed_bytes"] }
 
 // reader opens the file so that the kernel does not read ahead.
@@ -79,9 +95,7 @@ func (p *pushScene) reader(t *testing.T) *os.File {
 // readSome reads pages of each chunk, with steps between them that read-ahead does not expect.
 func (p *pushScene) readSome(t *testing.T, f *os.File, pages ...int64) {
 	t.Helper()
-	home, err := os.ReadFile(filepath.Join(p.source, "f"))
-	require.NoError(t, err)
-	b := make([]byte, page.Size)
+	home, b := p.home(t), make([]byte, page.Size)
 	for _, i := range pages {
 		for chunk := range int64(pushedSize / pushedChunk) {
 			at := chunk*pushedChunk + (i+chunk*chunk)*page.Size%pushedChunk
@@ -101,16 +115,12 @@ func TestPagesArePushed(t *testing.T) {
 	require.Eventually(t, func() bool {
 		p.readSome(t, f, i) // a push that found others under way is made up for
 		i++
-		n, err := pagesCached(int(f.Fd()), 0, pushedSize)
-		require.NoError(t, err)
-		return n == pushedSize>>page.Shift || i == 32
+		return p.cached(t, f) == pushedSize>>page.Shift || i == 32
 	}, time.Minute, 10*time.Millisecond)
 	require.Less(t, i, int64(32), "the kernel has only pages that were read")
 	got, err := os.ReadFile(p.path)
 	require.NoError(t, err)
-	home, err := os.ReadFile(filepath.Join(p.source, "f"))
-	require.NoError(t, err)
-	require.True(t, bytes.Equal(home, got))
+	require.True(t, bytes.Equal(p.home(t), got))
 	require.Positive(t, p.pushed())
 }
 
@@ -118,9 +128,7 @@ func TestPagesArePushed(t *testing.T) {
 func TestOldPagesAreNotPushed(t *testing.T) {
 	p := newPushScene(t, false)
 	f := p.reader(t)
-	var st unix.Stat_t
-	require.NoError(t, unix.Stat(filepath.Join(p.source, "f"), &st))
-	pages := kernelPages{p.fs, inodeKey{st.Dev, st.Ino}}
+	pages := p.kernelPages(t, "f")
 	for _, current := range []bool{false, true} {
 		asked := false
 		took := pages.Push(0, make([]byte, pushedChunk), func() bool {
@@ -130,9 +138,7 @@ func TestOldPagesAreNotPushed(t *testing.T) {
 		})
 		require.True(t, asked)
 		require.Equal(t, current, took)
-		n, err := pagesCached(int(f.Fd()), 0, pushedSize)
-		require.NoError(t, err)
-		require.Equal(t, current, n > 0)
+		require.Equal(t, current, p.cached(t, f) > 0)
 	}
 	require.NoError(t, pages.Invalidate(0, -1)) // these zeros are not what the file has
 }
@@ -152,9 +158,7 @@ func TestNothingIsPushedBesideWriters(t *testing.T) {
 			f := p.reader(t)
 			p.readSome(t, f, 0, 3, 6, 9)
 			require.Never(t, func() bool { return p.pushed() > 0 }, 300*time.Millisecond, 10*time.Millisecond)
-			n, err := pagesCached(int(f.Fd()), 0, pushedSize)
-			require.NoError(t, err)
-			require.EqualValues(t, 4*pushedSize/pushedChunk, n)
+			require.EqualValues(t, 4*pushedSize/pushedChunk, p.cached(t, f))
 		})
 	}
 }
@@ -179,9 +183,7 @@ func TestNothingIsPushedOverStores(t *testing.T) {
 			require.Zero(t, p.pushed())
 			require.EqualValues(t, 'x', m.do("load", at, 0))
 			end()
-			got, err := os.ReadFile(filepath.Join(p.source, "f"))
-			require.NoError(t, err)
-			require.EqualValues(t, 'x', got[at])
+			require.EqualValues(t, 'x', p.home(t)[at])
 		})
 	}
 }
@@ -191,6 +193,12 @@ func TestNothingIsPushedOverStores(t *testing.T) {
 func TestNoStaleReadsOfPushedPages(t *testing.T) {
 	const mark = 5 * page.Size // where the number of the round is in each chunk
 	number := func(round uint64) []byte { return binary.NativeEndian.AppendUint64(nil, round) }
+	write := func(t *testing.T, w *os.File, round uint64) {
+		for at := int64(mark); at < pushedSize; at += pushedChunk {
+			_, err := w.WriteAt(number(round), at)
+			require.NoError(t, err)
+		}
+	}
 	changes := map[string]func(t *testing.T, p *pushScene, round uint64){
 		"device": func(t *testing.T, p *pushScene, round uint64) {
 			for at := int64(mark); at < pushedSize; at += pushedChunk {
@@ -202,10 +210,7 @@ func TestNoStaleReadsOfPushedPages(t *testing.T) {
 			w, err := os.OpenFile(p.path, os.O_WRONLY, 0)
 			require.NoError(t, err)
 			defer w.Close()
-			for at := int64(mark); at < pushedSize; at += pushedChunk {
-				_, err := w.WriteAt(number(round), at)
-				require.NoError(t, err)
-			}
+			write(t, w, round)
 		},
 		"cut": func(t *testing.T, p *pushScene, round uint64) {
 			size := int64(round%8*pushedChunk + mark)
@@ -218,10 +223,7 @@ func TestNoStaleReadsOfPushedPages(t *testing.T) {
 			w, err := os.OpenFile(p.path, os.O_WRONLY, 0)
 			require.NoError(t, err)
 			defer w.Close()
-			for at := int64(mark); at < pushedSize; at += pushedChunk {
-				_, err := w.WriteAt(number(round), at)
-				require.NoError(t, err)
-			}
+			write(t, w, round)
 			require.NoError(t, w.Truncate(pushedSize))
 		},
 	}

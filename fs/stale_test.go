@@ -109,13 +109,19 @@ func makeSlots(t *testing.T, s *scene) (path string) {
 	return path
 }
 
+// kernelPages returns the kernel's pages of a file of SOURCE.
+func (s *scene) kernelPages(t *testing.T, name string) kernelPages {
+	t.Helper()
+	var st unix.Stat_t
+	require.NoError(t, unix.Stat(filepath.Join(s.source, name), &st))
+	return kernelPages{s.fs, inodeKey{st.Dev, st.Ino}}
+}
+
 // staleReads drops the kernel's pages repeatedly while processes use the slots. It returns the number of stale reads.
 func staleReads(t *testing.T, s *scene, operations int, seed uint64) int {
 	t.Helper()
 	path := makeSlots(t, s)
-	var st unix.Stat_t
-	require.NoError(t, unix.Stat(filepath.Join(s.source, "slots"), &st))
-	pages := kernelPages{s.fs, inodeKey{st.Dev, st.Ino}}
+	pages := s.kernelPages(t, "slots")
 	return staleReadsDuring(t, s, path, operations, seed, func() { assert.NoError(t, pages.Invalidate(0, -1)) })
 }
 

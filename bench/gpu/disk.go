@@ -26,7 +26,7 @@ func dropCaches(path string) (all bool, err error) {
 		return false, err
 	}
 	defer f.Close()
-	if err := errors.Join(f.Sync(), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)); err != nil {
+	if err := dropPages(f); err != nil {
 		return false, err
 	}
 	err = os.WriteFile("/proc/sys/vm/drop_caches", []byte("3"), 0)
@@ -34,6 +34,11 @@ func dropCaches(path string) (all bool, err error) {
 		return false, nil
 	}
 	return err == nil, err
+}
+
+// dropPages writes a file to the disk and asks the kernel to forget its bytes.
+func dropPages(f *os.File) error {
+	return errors.Join(f.Sync(), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED))
 }
 
 // warmUp reads those of the first n bytes of a file that are not in the kernel's cache.

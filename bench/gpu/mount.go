@@ -102,7 +102,8 @@ func (m *mount) mapFile(name string, off, n int64, prot gaiafs.Prot, device int,
 	return gaiafs.Map(f, off, n, prot, device, append(options, gaiafs.Stays())...)
 }
 
-// lockNothing ends that files which are loaded again and again stay in the host's memory.
+// lockNothing makes the daemon unlock the pages of files that are loaded again and again, and lock no more: the kernel
+// cannot drop such pages.
 func (m *mount) lockNothing(ctx context.Context, program string) error {
 	if out, err := exec.CommandContext(ctx, program, "set", m.dir, "pinned-memory=0").CombinedOutput(); err != nil {
 		return fmt.Errorf("%s set: %w: %s", program, err, strings.TrimSpace(string(out)))

@@ -125,7 +125,7 @@ func forgetPages(path string) error {
 	defer f.Close()
 	var left unix.Cachestat_t
 	for range 3 { // at first the kernel does not drop pages that are on their way to one of its lists
-		if err := errors.Join(f.Sync(), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)); err != nil {
+		if err := dropPages(f); err != nil {
 			return err
 		}
 		if unix.Cachestat(uint(f.Fd()), new(unix.CachestatRange), &left, 0) != nil || left.Cache < mostLeft {

@@ -53,12 +53,10 @@ func (f *File) newChunkAround(rg page.Range, size int64) *chunk {
 	}
 	share := int64(aroundReads)
 	if p.debt == AroundDebt || p.lone == AroundDebt {
-		p.skipped++
-		switch try := p.skipped%aroundTry == 0; {
-		case try:
-		case p.debt == AroundDebt:
-			return nil
-		default:
+		if p.skipped++; p.skipped%aroundTry != 0 {
+			if p.debt == AroundDebt {
+				return nil
+			}
 			share = 1
 		}
 	}

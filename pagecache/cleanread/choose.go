@@ -101,14 +101,14 @@ func (f *File) homesTurn(n int64, took time.Duration) bool {
 	return f.c.When == Auto && f.c.around.Pick(n, []time.Duration{f.c.disk.Time(n), took}) == 0
 }
 
-// fastest returns the device that is expected to give all pages of rg first, and the expected time. A reader waits for
-// n of the bytes, and as many such reads as reads says share the time. It returns nil if no device is faster than the
-// disk with the n bytes, or if each would take much longer for rg than for the n bytes.
-func (f *File) fastest(facts *Facts, rg page.Range, n, reads int64) (best *Have, took time.Duration) {
+// fastest returns the device that is expected to give all pages of rg first, and the expected time. share reads of n
+// bytes are expected to need it. It returns nil if the disk would be faster with these reads than each device, or if
+// each device would take much longer for rg than for n bytes.
+func (f *File) fastest(facts *Facts, rg page.Range, n, share int64) (best *Have, took time.Duration) {
 	if facts == nil || rg.End > page.Count(facts.size) {
 		return nil, 0
 	}
-	took = time.Duration(reads) * f.c.disk.Time(n)
+	took = time.Duration(share) * f.c.disk.Time(n)
 	for i := range facts.haves {
 		x := &facts.haves[i]
 		at := x.Device.Moves.Cost

@@ -37,8 +37,8 @@ type chunk struct {
 	epoch uint64
 	// pages are the pages of the chunk.
 	pages page.Range
-	// around says that the chunk came along with a read of some of its pages, and share how many reads are expected to
-	// share the time that took.
+	// around says that the chunk came along with a read of some of its pages. share is how many reads are expected to
+	// share the time for that.
 	around bool
 	share  int64
 
@@ -70,6 +70,9 @@ func (k *chunk) done() {
 		k.buf = nil // the order may still list k
 	}
 }
+
+// changed reports whether something about the pages of k has changed since its copy was planned.
+func (k *chunk) changed() bool { return k.f.epoch(k.pages) != k.epoch }
 
 // countChunks counts n more chunks.
 func (c *Cache) countChunks(n int64) {
@@ -144,7 +147,7 @@ func (f *File) chunkLeavesLocked(k *chunk) {
 	f.ex.Count(func(c *Counters) { c.AheadUnusedBytes.Add(page.Index(bits.OnesCount32(unread)).Offset()) })
 	switch {
 	case k.around:
-		f.table.noteReads(k.reads, f.epoch(k.pages) != k.epoch)
+		f.table.noteReads(k.reads, k.changed())
 	case unread != 0:
 		first := k.pages.Start &^ (ChunkPages - 1)
 		f.table.streams.Unused(page.Range{
@@ -201,7 +204,7 @@ func (f *File) takeChunk(i page.Index) *chunk {
 }
 
 // readClean copies the bytes at off that chunks have, from the first byte on, and returns how many. It waits for chunks
-// that are on their way; late says that one did not come in time.
+// that are on their way; late says that one did not come in time. direct is as for Serve.
 func (f *File) readClean(p []byte, off int64, direct bool) (n int, late bool) {
 	for n < len(p) && !late {
 		at := off + int64(n)
@@ -273,10 +276,10 @@ func (k *chunk) fill(bytes []byte) {
 	}
 }
 
-// copyTo copies the chunk's bytes at off to p.
+// copyTo copies the chunk's bytes at off to p. direct is as for Serve.
 func (k *chunk) copyTo(p []byte, off int64, direct bool) (n int) {
 	f := k.f
-	if k.buf == nil || f.epoch(k.pages) != k.epoch {
+	if k.buf == nil || k.changed() {
 		f.dropChunk(k, true)
 		return 0
 	}

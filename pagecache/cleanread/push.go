@@ -48,9 +48,10 @@ func (k *chunk) claimPush() bool {
 	return true
 }
 
+// pushNow is push in the background.
 func (k *chunk) pushNow() {
 	f := k.f
-	pushed := k.given()
+	pushed := k.giveToKernel()
 	f.table.mu.Lock()
 	if pushed {
 		k.read = k.bitsOf(k.pages)
@@ -63,8 +64,8 @@ func (k *chunk) pushNow() {
 	}
 }
 
-// given gives the kernel the pages of k, and reports whether it took them.
-func (k *chunk) given() bool {
+// giveToKernel reports whether the kernel took the pages of k.
+func (k *chunk) giveToKernel() bool {
 	f := k.f
 	r, _ := regionsOf(k.pages)
 	s := f.valid(r)

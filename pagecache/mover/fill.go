@@ -608,12 +608,12 @@ func (p *Fill) give(pieces []*Piece, through *Relay) error {
 		}
 		copies, patches = all.copies, all.patches
 	}
-	if len(copies) > 0 && p.Ready != nil {
-		if err := p.Ready(p.ctx, copies); err != nil {
-			return err
-		}
-	}
 	if len(copies) > 0 {
+		if p.Ready != nil {
+			if err := p.Ready(p.ctx, copies); err != nil {
+				return err
+			}
+		}
 		if err := p.in(copies, through); err != nil {
 			return err
 		}

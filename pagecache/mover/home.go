@@ -82,7 +82,7 @@ type Source struct {
 	// Direct is Home if it may be read past the host's page cache, or nil. The other fields are for that, and Size also
 	// for Locked.
 	Direct DirectReader
-	// Cold chooses the way of large reads, past the page cache or through it; nil means past it.
+	// Cold knows the way of large reads, past the page cache or through it; nil means past it.
 	Cold *ColdFile
 	// Size is the size of the file. Bytes after it read as zero.
 	Size int64

@@ -93,9 +93,7 @@ func TestFillFromLocked(t *testing.T) {
 	x = fill()
 	require.NoError(t, f.moves.Zero(t.Context(), Acquire, f.into.mem, 0, size))
 	require.NoError(t, x.Run(t.Context(), nil))
-	got := make([]byte, size)
-	require.NoError(t, f.moves.Out(t.Context(), CPURead, []gpubackend.Copy{{Mem: f.into.mem, Host: got}}))
-	require.Equal(t, f.home.data, got)
+	f.requireFilled(t)
 	for i := range x.Pieces {
 		w := x.Pieces[i].Ways
 		require.Equal(t, pagesOf(x.Pieces[i].Steps), w.Locked+w.Cached+w.Direct+w.Buffered, "each page came one way")

@@ -231,7 +231,9 @@ def test_one_file_that_fails(shards, monkeypatch, which):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.parametrize("fused, want", [([], [5, 4, 3, 2, 1]), (["layer.0.weight", "layer.1.weight"], [5, 5, 4, 3, 3, 2])])
+@pytest.mark.parametrize(
+    "fused, want", [([], [5, 4, 3, 2, 1]), (["layer.0.weight", "layer.1.weight"], [5, 5, 4, 3, 3, 2])]
+)
 def test_a_file_is_closed_when_its_views_exist(shards, monkeypatch, fused, want):
     """So a process with a low limit of descriptors can load many files. The first
     and the fourth file are also needed for the fused tensor, which is made last."""
