@@ -4,12 +4,12 @@ import (
 	"context"
 	"encoding/binary"
 	"strings"
-	"syscall"
 )
 
 // Set changes settings of a mount in use: all of them or, on error, none. Each setting is given as NAME=VALUE. Set
 // returns the values of all settings that can be changed: a JSON document, see docs/status.md. Without settings it
-// changes nothing. Errors: EPERM for users other than root and the one who mounted, EINVAL for an unknown setting or a
+// changes nothing. The value of tenants and priorities is the path of a file, which only names it, a newline and the
+// text of the file: the daemon opens no file for a client. Errors: EPERM for users other than root and the one who mounted, EINVAL for an unknown setting or a
 // bad value, ENOSYS as in Inspect, and those of Status.
 func Set(ctx context.Context, mountpoint string, settings ...string) ([]byte, error) {
 	doc, err := set(ctx, mountpoint, settings)
@@ -22,12 +22,7 @@ func set(ctx context.Context, mountpoint string, settings []string) ([]byte, err
 		return nil, err
 	}
 	defer c.release()
-	body := setBody(token, settings)
-	if headerSize+len(body) > maxRequest {
-		return nil, failed(syscall.E2BIG, "the settings are longer than a request's limit of %d bytes",
-			maxRequest)
-	}
-	return c.document(ctx, typeSet, body)
+	return c.document(ctx, typeSet, setBody(token, settings))
 }
 
 // setBody encodes the settings one after another, each ended by a zero byte.

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -67,11 +66,11 @@ func userConfig(environment func(string) (string, bool)) string {
 }
 
 func readConfig(path string) (*configFile, error) {
-	b, err := os.ReadFile(path)
+	text, err := readText(path)
 	if err != nil {
 		return nil, err
 	}
-	return &configFile{path: path, content: string(b)}, nil
+	return &configFile{path: path, content: text}, nil
 }
 
 // read returns the settings of the file as text, for the flags in known.

@@ -188,7 +188,7 @@ func (s *service) serveSet(ctx context.Context, r control.SetRequest) ([]byte, e
 		}
 		s.log.Info("a setting was changed", "setting", l.name, "value", flags.Lookup(l.name).Value.String())
 		s.live.mu.Lock()
-		_ = s.live.now.flags().Set(l.name, texts[l.name]) // next accepted it
+		_ = setFlag(s.live.now.flags(), l.name, texts[l.name]) // next accepted it
 		s.live.mu.Unlock()
 	}
 	return json.Marshal(s.settingStates(&before))
@@ -213,12 +213,20 @@ func chooseSettings(flags *pflag.FlagSet, texts []string) (chosen []liveSetting,
 		case slices.Contains(slices.Collect(maps.Keys(values)), name):
 			return nil, nil, invalid("%s is given twice", name)
 		}
-		if err := flags.Set(name, value); err != nil {
+		if err := setFlag(flags, name, value); err != nil {
 			return nil, nil, invalid("%s: %v", name, cause(err))
 		}
 		chosen, values[name] = append(chosen, liveSettings[i]), value
 	}
 	return chosen, values, nil
+}
+
+// setFlag sets a flag to a client's value. It opens no file.
+func setFlag(flags *pflag.FlagSet, name, value string) error {
+	if f, ok := flags.Lookup(name).Value.(fileSetting); ok {
+		return f.take(value)
+	}
+	return flags.Set(name, value)
 }
 
 // settingError adds the setting's name to an error. An error without an errno gets EINVAL.

@@ -65,6 +65,9 @@ Each setting is also read from the environment (GAIAFS_GPU_MEMORY for --gpu-memo
 				return report("", err)
 			}
 			if daemon && readyFD == 0 { // the new process gets the same command line, and a descriptor
+				if err := m.readableAgain(config, osEnvironment); err != nil {
+					return report("", err)
+				}
 				tellEarlier(m.mountpoint, tell)
 				ready, err := startDaemon(m, os.Args[1:])
 				return report(ready, err)
@@ -85,6 +88,23 @@ Each setting is also read from the environment (GAIAFS_GPU_MEMORY for --gpu-memo
 		panic(err) // a flag name is wrong
 	}
 	return cmd
+}
+
+// readableAgain returns an error if a file of the plan can be read only by this process.
+func (m *mountPlan) readableAgain(config string, environment func(string) (string, bool)) error {
+	if config == "" {
+		config, _ = environment(variable("config"))
+	}
+	for _, file := range []struct{ name, path string }{{"config", config}, {"tenants", m.tenants.path},
+		{"priorities", m.priorities.path}} {
+		if file.path == "" {
+			continue
+		}
+		if err := readAgain(file.path); err != nil {
+			return usagef("--%s with --daemon: %w", file.name, err)
+		}
+	}
+	return nil
 }
 
 // mountPlan describes a mount that is about to be made. Its paths are absolute.

@@ -7,19 +7,12 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// priorityFile is the value of --priorities: a file and its contents. docs/eviction.md describes the file, and `gaiafs
-// tune` writes one.
-type priorityFile struct{ listFile[pagecache.Preference] }
-
-// priorityTable is an entry of the file.
+// priorityTable is an entry of a file of priorities. docs/eviction.md describes the file, and `gaiafs tune` writes one.
 type priorityTable struct {
 	Path     string `toml:"path"` // below the mountpoint
 	Priority int    `toml:"priority"`
 	Place    string `toml:"place"` // "" or "host"
 }
-
-// Set reads the file; "none" stands for no file.
-func (f *priorityFile) Set(path string) error { return f.read(path, "priorities", parsePriorities) }
 
 // parsePriorities reads the file's text.
 func parsePriorities(text string) (list []pagecache.Preference, err error) {

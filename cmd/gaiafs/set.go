@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -24,7 +23,7 @@ func newSet() *cobra.Command {
 		Use:   "set MOUNTPOINT [NAME=VALUE…]",
 		Short: "Change settings of a mount while it is in use",
 		Long: `set changes settings of a mount that is in use: all that you name, or none of them. Names and values are those
-of 'gaiafs mount'. Without settings it shows those that can be changed. Changes last as long as the mount. Only root and
+of 'gaiafs mount'. A file that a value names is read by this command, not by the daemon. Without settings it shows those that can be changed. Changes last as long as the mount. Only root and
 the user who mounted may change settings.
 
 If gpu-memory or pinned-memory shrinks, set first evicts what nobody maps, and returns when that is done. What programs
@@ -61,12 +60,18 @@ func set(ctx context.Context, mountpoint string, settings []string) (settingStat
 	if _, err := askStatus(mountpoint, patience); err != nil {
 		return settingStates{}, statusError(mountpoint, err)
 	}
-	for i, text := range settings { // the daemon has another working directory
-		name, file, _ := strings.Cut(text, "=")
-		if (name == "tenants" || name == "priorities") && file != "" && file != "none" {
-			if at, err := filepath.Abs(file); err == nil {
-				settings[i] = name + "=" + at
+	flags := newSettings().flags()
+	for i, text := range settings { // the daemon opens no file for a client
+		name, path, _ := strings.Cut(text, "=")
+		flag := flags.Lookup(name)
+		if flag == nil {
+			continue
+		}
+		if f, ok := flag.Value.(fileSetting); ok {
+			if err := f.Set(path); err != nil {
+				return settingStates{}, usagef("%s: %w", name, err)
 			}
+			settings[i] = name + "=" + f.content()
 		}
 	}
 	doc, err := within(mountpoint, setPatience, func() ([]byte,

@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 	"github.com/gaiafs/gaiafs/pagecache"
@@ -94,6 +96,64 @@ func TestSet(t *testing.T) {
 	require.Contains(t, others.err, "only root and the user who mounted")
 	s.signal(t, syscall.SIGTERM)
 	require.Equal(t, exitOK, s.end(t))
+}
+
+// TestSetReadsTheCallersFile: the caller reads the files that settings name, up to a limit, and the daemon opens none.
+// A file that never answers stops only its reader.
+func TestSetReadsTheCallersFile(t *testing.T) {
+	s := mountForeground(t, "--gpus=emulated:1")
+	set := func(input string, setting string) result {
+		cmd := command(t, "set", s.mountpoint, setting)
+		cmd.Stdin = strings.NewReader(input)
+		return execute(t, cmd)
+	}
+	for _, name := range []string{"priorities", "tenants"} {
+		r := set("this is ] no toml", name+"=/dev/stdin")
+		require.Equal(t, exitUsage, r.code, r.err)
+		require.Contains(t, r.err, name+": /dev/stdin: line 1")
+		r = set("", name+"=/dev/zero")
+		require.Equal(t, exitUsage, r.code, r.err)
+		require.Contains(t, r.err, "/dev/zero is longer than 1048576 bytes")
+	}
+	r := set("[[file]]\npath = \"a\"\n", "priorities=/dev/stdin")
+	require.Equal(t, exitOK, r.code, r.err)
+	require.Regexp(t, "priorities +/dev/stdin +was none", r.out)
+	long := ""
+	for i := range 1000 {
+		long += fmt.Sprintf("[[file]]\npath = \"f%d\"\n", i)
+	}
+	file := filepath.Join(t.TempDir(), "long.toml")
+	require.NoError(t, os.WriteFile(file, []byte(long), 0o600))
+	r = set("", "priorities="+file)
+	require.Equal(t, exitOK, r.code, r.err)
+
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	require.NoError(t, unix.Mkfifo(fifo, 0o600))
+	waits := command(t, "set", s.mountpoint, "priorities="+fifo)
+	require.NoError(t, waits.Start())
+	_, err := gaiafs.Set(t.Context(), s.mountpoint, "priorities="+fifo)
+	require.ErrorIs(t, err, syscall.EINVAL)
+	require.ErrorContains(t, err, "the daemon opens no file for a client")
+	r = set("", "priorities=none")
+	require.Equal(t, exitOK, r.code, r.err)
+	require.NoError(t, waits.Process.Kill())
+	_ = waits.Wait()
+	s.signal(t, syscall.SIGTERM)
+	require.Equal(t, exitOK, s.end(t))
+}
+
+// TestFilesThatCannotBeRead: a file of settings without an end ends with an error. So does one with --daemon that only
+// the first process could read.
+func TestFilesThatCannotBeRead(t *testing.T) {
+	p := newPlace(t)
+	for _, flag := range []string{"--config", "--tenants", "--priorities"} {
+		r := gaiafsCommand(t, "mount", flag+"=/dev/zero", p.source, p.mountpoint)
+		require.Equal(t, exitUsage, r.code, r.err)
+		require.Contains(t, r.err, "/dev/zero is longer than 1048576 bytes")
+		r = gaiafsCommand(t, "mount", "--daemon", flag+"=/dev/stdin", p.source, p.mountpoint)
+		require.Equal(t, exitUsage, r.code, r.err)
+		require.Contains(t, r.err, flag+" with --daemon: /dev/stdin is no file that another process can read")
+	}
 }
 
 // An automatic budget follows what other programs use of a device. What nobody maps is evicted, what programs map

@@ -23,8 +23,8 @@ type settings struct {
 	allowOther        bool
 	userShare         percentage
 	trustUsers        bool
-	tenants           tenantFile
-	priorities        priorityFile
+	tenants           listFile[pagecache.Tenant]
+	priorities        listFile[pagecache.Preference]
 	eviction          choice
 	placement         choice
 	placeThreshold    factor
@@ -56,6 +56,8 @@ func newSettings() *settings {
 		hostMemory:        defaultHostMemory(cgroupLimit),
 		pinnedMemory:      pinnedShare * defaultHostMemory(cgroupLimit),
 		userShare:         75,
+		tenants:           listFile[pagecache.Tenant]{what: "tenants", parse: parseTenants},
+		priorities:        listFile[pagecache.Preference]{what: "priorities", parse: parsePriorities},
 		eviction:          choice{pagecache.DefaultEviction, pagecache.EvictionNames()},
 		placement:         choice{pagecache.PlaceEagerly, pagecache.PlacementNames()},
 		placeThreshold:    pagecache.DefaultPlacementThreshold,

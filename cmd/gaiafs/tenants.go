@@ -13,10 +13,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// tenantFile is the value of --tenants: a file and its contents. docs/tenants.md describes the file.
-type tenantFile struct{ listFile[pagecache.Tenant] }
-
-// tenantTable is an entry of the file.
+// tenantTable is an entry of a file of tenants, which docs/tenants.md describes.
 type tenantTable struct {
 	User       any      `toml:"user"` // a name or a number
 	Cgroup     string   `toml:"cgroup"`
@@ -28,9 +25,6 @@ type tenantTable struct {
 	Maximum    string   `toml:"maximum"`
 	MostPinned string   `toml:"maximum-pinned"`
 }
-
-// Set reads the file. "none" means no file: equal shares.
-func (f *tenantFile) Set(path string) error { return f.read(path, "tenants", parseTenants) }
 
 // parseTenants reads the file's text.
 func parseTenants(text string) (list []pagecache.Tenant, err error) {

@@ -103,7 +103,13 @@ func (t *tuning) tune(ctx context.Context) (text string, err error) {
 	if err != nil {
 		return "", statusError(t.mountpoint, err)
 	}
-	was := "priorities=" + cmp.Or(status.Mount.Settings["priorities"], "none")
+	path := cmp.Or(status.Mount.Settings["priorities"], noList)
+	if path != noList {
+		if err := readAgain(path); err != nil {
+			return "", fmt.Errorf("tune could not restore the mount's priorities: %w", err)
+		}
+	}
+	was := "priorities=" + path
 	if _, err := set(ctx, t.mountpoint, []string{was}); err != nil { // tune could not restore them either
 		return "", err
 	}
