@@ -144,7 +144,7 @@ func (r *Report) WriteTable(out io.Writer) error {
 	return nil
 }
 
-// WriteMarkdown writes the machine and the rows in the form of docs/dev/measurements.md.
+// WriteMarkdown writes the machine and the rows in the form of the files in bench/results.
 func (r *Report) WriteMarkdown(out io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n", r.Machine.markdown())

@@ -21,8 +21,8 @@ import (
 )
 
 // TestHostMemory has programs do what makes a daemon grow, and compares its memory with its setting. With
-// -stress.memory the workloads are those of docs/dev/measurements.md, which has the table that it prints; otherwise
-// they are smaller, and so is the setting.
+// -stress.memory the workloads are those of bench/results/2026-11-22-daemon-memory.md, which has the table that it
+// prints; otherwise they are smaller, and so is the setting.
 func TestHostMemory(t *testing.T) {
 	const mib, extent = 1 << 20, 2 << 20
 	setting, scale := int64(2*mib), 1
