@@ -41,6 +41,21 @@
 // changed (witness.go), and when package pagecache asks. kernel_pages.go keeps readers from caching old bytes for good
 // when an invalidation meets a write in flight.
 //
+// # Files, from bottom to top
+//
+// A file may refer to the files before it. internal/ratchet counts the references that run the other way, and lets
+// them only become fewer.
+//
+//	values:     errno proc credentials mountinfo fusermount interrupt readers testing guard
+//	source:     strict witness events_parse events events_marks tree below
+//	nodes:      node descriptors node_table handles unlinked passthrough kernel_opens
+//	kernel:     kernel_pages longer
+//	mount:      filesystem
+//	content:    change growth file_direct file_source times file_parallel disk_errors
+//	requests:   attr lookup pinning remove setattr file dir file_read create file_write file_space showing
+//	            file_ioctl xattr ahead
+//	server:     read_only mountpoint hold server timed
+//
 // # Locks, in the order they are taken
 //
 //	fileSystem.touching read-locked while the daemon makes requests of its own mount; no other lock is held then

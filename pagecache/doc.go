@@ -38,6 +38,22 @@
 // for File.mu. A release therefore publishes under File.mu, unlocks, invalidates from a goroutine of its own, and locks
 // again to mark the pages as drained.
 //
+// # Files, from bottom to top
+//
+// A file may refer to the files before it. internal/ratchet counts the references that run the other way, and lets
+// them only become fewer.
+//
+//	values:     printable ranges lifetime heap counters account digests pagememory lock source mixed
+//	home:       home times homefile lead flight growth beside locked hot
+//	kernel:     merged cleanread
+//	memory:     extent preference sharing pinning movable evict
+//	file:       file base publications
+//	plans:      peers relays portion waiting loss acquire collect expose fill compare release relief write read
+//	            change undo
+//	clients:    acquireall mapping kept bracket advise views group viewfill viewpeers viewshare viewmapping
+//	            viewstraight recording
+//	cache:      eviction lanes cache settings glance background status inspect unused
+//
 // # How long File.mu is held
 //
 // An acquire, a flush and an eviction unlock File.mu from time to time. No page is half done at such a point. An

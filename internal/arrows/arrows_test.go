@@ -55,6 +55,7 @@ var rules = []rule{
 	{"internal/locktree", nil, false},
 	{"internal/mapped", nil, false},
 	{"internal/plants", nil, false},
+	{"internal/ratchet", nil, false},
 	{"internal/cost", nil, false},
 	{"internal/choices", nil, false},
 	{"internal/rundir", []string{sys}, false},
