@@ -70,11 +70,11 @@ install: gaiafs-install libgaiafs-install ## Install gaiafs and the C library be
 .PHONY: uninstall
 uninstall: gaiafs-uninstall libgaiafs-uninstall ## Remove what make install installed
 
-# mkdocs-material, in a separate environment.
+# mkdocs-material, and pandoc for the manual pages, in a separate environment.
 DOCS_ENV := $(BUILD)/docs-env
 $(DOCS_ENV)/made: Makefile
 	python3 -m venv $(DOCS_ENV)
-	$(DOCS_ENV)/bin/pip install -q mkdocs-material==9.6.20
+	$(DOCS_ENV)/bin/pip install -q mkdocs-material==9.6.20 pypandoc_binary==1.17
 	touch $@
 
 .PHONY: docs
