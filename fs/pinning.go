@@ -17,17 +17,13 @@ const (
 	// AttributePin is the pin of a file or directory, as text for pagecache.ParsePinning. A directory's pin applies to
 	// all files below it without a pin of their own, unless a nearer directory has one.
 	AttributePin = cacheAttributes + "pin"
-	// attributeEvict, when set, evicts what devices hold of a file. The value is "all" or a device's number. It is not
-	// stored.
-	attributeEvict = cacheAttributes + "evict"
 )
 
 func isCacheAttribute(name string) bool { return strings.HasPrefix(name, cacheAttributes) }
 
-// beforeCacheAttribute checks the value of a cache attribute that a program sets, and evicts for attributeEvict. The
-// kernel has checked that the program may write the file.
-func (fs *fileSystem) beforeCacheAttribute(cancel <-chan struct{}, in *fuse.SetXAttrIn, attr string,
-	data []byte) fuse.Status {
+// beforeCacheAttribute checks the value of a cache attribute that a program sets. The kernel has checked that the
+// program may write the file.
+func (fs *fileSystem) beforeCacheAttribute(in *fuse.SetXAttrIn, attr string, data []byte) fuse.Status {
 	value := string(data[:min(len(data), int(in.Size))])
 	n := fs.node(in.NodeId)
 	p, err := pagecache.ParsePinning(value)
@@ -36,10 +32,8 @@ func (fs *fileSystem) beforeCacheAttribute(cancel <-chan struct{}, in *fuse.SetX
 		return fuse.Status(syscall.ESTALE)
 	case fs.cache == nil:
 		return fuse.Status(syscall.EOPNOTSUPP)
-	case err != nil || attr != AttributePin && attr != attributeEvict:
+	case err != nil || attr != AttributePin:
 		return fuse.EINVAL
-	case attr == attributeEvict:
-		return fs.evictNode(cancel, in, n, p)
 	}
 	var st unix.Statx_t
 	if errno := fs.stat(n, &st); errno != 0 {
@@ -51,34 +45,6 @@ func (fs *fileSystem) beforeCacheAttribute(cancel <-chan struct{}, in *fuse.SetX
 		size = int64(st.Size)
 	}
 	return toStatus(fs.cache.CheckPinning(n.key.fileID(), size, p))
-}
-
-// evictNode calls pagecache.Evict for a request.
-func (fs *fileSystem) evictNode(cancel <-chan struct{}, in *fuse.SetXAttrIn, n *node, p pagecache.Pinning) fuse.Status {
-	switch {
-	case in.Caller.Uid != 0 && in.Caller.Uid != fs.creator.uid:
-		return fuse.EPERM
-	case !n.isRegular():
-		return fuse.Status(syscall.EISDIR)
-	case !p.OnDevices():
-		return fuse.EINVAL
-	}
-	devices := p.Devices
-	if p.All {
-		devices = []int{-1}
-	}
-	ctx := newRequest(cancel, &in.Caller)
-	defer ctx.end()
-	for _, d := range devices {
-		e, err := fs.cache.Evict(ctx, n.key.fileID(), d)
-		if err != nil {
-			return toStatus(err)
-		}
-		if e.Kept+e.Pinned > 0 {
-			return fuse.EBUSY
-		}
-	}
-	return fuse.OK
 }
 
 // pinning returns a file's pin: its own attribute, or that of the nearest directory above that has one. An unreadable

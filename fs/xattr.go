@@ -96,7 +96,7 @@ const accessACL = "system.posix_acl_access"
 // SetXAttr implements fuse.RawFileSystem.
 func (fs *fileSystem) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, attr string, data []byte) fuse.Status {
 	if isCacheAttribute(attr) {
-		if status := fs.beforeCacheAttribute(cancel, in, attr, data); attr != AttributePin || !status.Ok() {
+		if status := fs.beforeCacheAttribute(in, attr, data); !status.Ok() {
 			return status
 		}
 		defer fs.repin(fs.node(in.NodeId))

@@ -20,9 +20,7 @@ func newEvict() *cobra.Command {
 		Use:   "evict PATH…",
 		Short: "Free the device memory of files that nobody maps",
 		Long: `evict frees the device memory of files, and of their views, that nobody maps. It first writes back what only a device has. What
-SOURCE does not accept stays and is named; so does what is pinned. Only root and the user who mounted may evict.
-
-'setfattr -n user.gaiafs.evict -v all FILE' does the same for one file; the value may be a device's number.`,
+SOURCE does not accept stays and is named; so does what is pinned. Only root and the user who mounted may evict.`,
 		Example: `  gaiafs evict /mnt/data/old.safetensors
   gaiafs evict --recursive --device 1 /mnt/data/checkpoints`,
 		Args: somePaths,

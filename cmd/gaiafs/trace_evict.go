@@ -80,7 +80,7 @@ func newTraceEvict() *cobra.Command {
 				return usagef("--chances %d is not between 1 and a million", runs)
 			}
 			options := policy.Options{ReadOnlyFirst: readOnlyFirst}
-			t, err := s.read(cmd, args[0], func(name string) error { _, err := policy.New(name, options); return err })
+			t, err := s.read(cmd, args[0], func(name string) error { _, err := score.NewRule(name, options); return err })
 			if err != nil {
 				return err
 			}
@@ -99,7 +99,7 @@ func newTraceEvict() *cobra.Command {
 					for _, setup.Placement = range placements {
 						of.Rules = append(of.Rules, scoreOf(name, setup.Placement,
 							steps.Score(setup, func() policy.Rule {
-								rule, _ := policy.New(name, options)
+								rule, _ := score.NewRule(name, options)
 								return rule
 							})))
 					}
@@ -116,11 +116,11 @@ func newTraceEvict() *cobra.Command {
 	}
 	cmd.Long = `evict plays the accesses of a trace against device memory that is too small for them. These rules choose what to evict:
 
-` + nameList(policy.Names(), policy.About) + `
+` + nameList(score.Names(), score.About) + `
 
 The last two rows are bounds: Belady's rule, which knows the future, and the best of many random runs. docs/eviction.md
 describes the simulation, and has scores. The FILE - is standard input.`
-	s.flags(cmd, "rule", "rules", policy.Names())
+	s.flags(cmd, "rule", "rules", score.Names())
 	cmd.Flags().IntSliceVar(&memories, "memory", []int{25, 50, 75},
 		"memory of a device: `PERCENTS` of what its programs access; 0: one extent")
 	cmd.Flags().StringSliceVar(&placements, "placement", []string{"always"},

@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
-	"github.com/gaiafs/gaiafs/pagecache"
+	"github.com/gaiafs/gaiafs/pagecache/residency/score"
 	"github.com/gaiafs/gaiafs/prefetch/trace"
 )
 
@@ -299,7 +299,7 @@ func TestTraceEvict(t *testing.T) {
 	require.Len(t, d.Plays, 2)
 	require.EqualValues(t, 2<<20, d.Plays[0].Memory)
 	for _, p := range d.Plays {
-		require.Len(t, p.Rules, 2*len(pagecache.EvictionNames()))
+		require.Len(t, p.Rules, 2*len(score.Names()))
 		require.Equal(t, []string{"belady", "best-of-3"}, []string{p.Bounds[0].Name, p.Bounds[1].Name})
 	}
 	require.EqualValues(t, 32, d.Plays[1].Rules[0].Moves, "all fits")

@@ -106,7 +106,7 @@ type Counter interface {
 type Options struct {
 	// Seed seeds the random rules.
 	Seed uint64
-	// ReadOnlyFirst evicts extents first that were not written to since they were placed. The rule "random" ignores it.
+	// ReadOnlyFirst evicts extents first that were not written to since they were placed.
 	ReadOnlyFirst bool
 }
 

@@ -41,8 +41,7 @@ func Counts(name string) bool { return name == byCounts || name == ByBrackets }
 // byCounts names the rule that uses only access counts.
 const byCounts = "lfu"
 
-// rules are listed in the order in which people want to see them. Of makes the rule's order for a book; nil means
-// random.
+// rules are listed in the order in which people want to see them. Of makes the rule's order for a book.
 var rules = choices.Table[func(b *book, o Options) func(x, y *facts) int]{
 	{Name: "allocated", About: "the one that got its memory first, as in GAIA",
 		Of: func(*book, Options) func(x, y *facts) int { return byAge }},
@@ -59,10 +58,12 @@ var rules = choices.Table[func(b *book, o Options) func(x, y *facts) int]{
 			chance := atRandom(b, o)
 			return func(x, y *facts) int { return cmp.Or(cmp.Compare(x.priority, y.priority), chance(x, y)) }
 		}},
-	{Name: "random", About: "any one", Of: nil},
 }
 
-// byChance is a Rule that yields the extents in random order.
+// Random returns a Rule that yields the extents in random order. It is a baseline for scores, and no rule of a mount.
+func Random(seed uint64) Rule { return &byChance{newBook(), seed} }
+
+// byChance is the Rule that Random returns.
 type byChance struct {
 	book
 	seed uint64
@@ -135,9 +136,6 @@ func New(name string, o Options) (Rule, error) {
 	order, err := rules.Find(name, "rule %q for evictions")
 	if err != nil {
 		return nil, err
-	}
-	if order == nil {
-		return &byChance{newBook(), o.Seed}, nil
 	}
 	r := &rule{book: newBook()}
 	r.order = order(&r.book, o)

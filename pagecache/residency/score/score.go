@@ -77,6 +77,32 @@ func (s *Steps) Belady(setup Setup) (sum Score) {
 	return sum
 }
 
+// random names the baseline that evicts any extent. It ignores policy.Options.ReadOnlyFirst.
+const random = "random"
+
+// Names returns the names of the rules that can be scored: those of mounts, and the baseline "random".
+func Names() []string { return append(policy.Names(), random) }
+
+// About says in one line which extent a rule evicts first.
+func About(name string) string {
+	if name == random {
+		return "any one; a baseline, not a rule of mounts"
+	}
+	return policy.About(name)
+}
+
+// NewRule makes the rule of the given name, one of Names.
+func NewRule(name string, o policy.Options) (policy.Rule, error) {
+	if name == random {
+		return policy.Random(o.Seed), nil
+	}
+	rule, err := policy.New(name, o)
+	if err != nil {
+		err = fmt.Errorf("%w, %s", err, random)
+	}
+	return rule, err
+}
+
 // BestOfChance replays the trace runs times with the random rule, and returns the Score with the least time.
 func (s *Steps) BestOfChance(setup Setup, runs int) Score {
 	scores := make([]Score, runs)
@@ -85,13 +111,7 @@ func (s *Steps) BestOfChance(setup Setup, runs int) Score {
 	for range runtime.GOMAXPROCS(0) {
 		workers.Go(func() {
 			for seed := range seeds {
-				scores[seed] = s.Score(setup, func() policy.Rule {
-					rule, err := policy.New("random", policy.Options{Seed: uint64(seed)})
-					if err != nil {
-						panic(err)
-					}
-					return rule
-				})
+				scores[seed] = s.Score(setup, func() policy.Rule { return policy.Random(uint64(seed)) })
 			}
 		})
 	}

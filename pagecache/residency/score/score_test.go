@@ -33,7 +33,7 @@ func steps(t *testing.T, tr *trace.Trace) *Steps {
 
 func named(t *testing.T, name string, o policy.Options) func() policy.Rule {
 	return func() policy.Rule {
-		r, err := policy.New(name, o)
+		r, err := NewRule(name, o)
 		require.NoError(t, err)
 		return r
 	}
@@ -106,7 +106,7 @@ func TestNoRuleBeatsBelady(t *testing.T) {
 		s := steps(t, accesses(0, list...))
 		of := setup(1+rnd.Int64N(10), "always")
 		best := s.Belady(of)
-		for _, name := range policy.Names() {
+		for _, name := range Names() {
 			got := s.Score(of, named(t, name, policy.Options{Seed: seed}))
 			require.GreaterOrEqual(t, got.Moves, best.Moves, "%s: go test -run TestNoRuleBeatsBelady; seed %d", name,
 				seed)
