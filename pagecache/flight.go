@@ -15,11 +15,12 @@ import (
 // memory for a while, as a flight, and are written home concurrently. docs/dev/adr/0017-reads-before-home.md has the
 // reasons. The rules:
 //
-// Home means the backing file with the pages of flights laid over it. The lrc machine, digests, bases and views use
-// home in this sense, so a portion that flies counts as collected. The backing file lags behind only in the pages of
-// flights. Two kinds of readers look at flights: CPU reads (Read, readOverLocked), and reads of home by this package
+// Home means the backing file with the pages of flights laid over it. The lrc machine, digests and bases use home in
+// this sense, so a portion that flies counts as collected. The backing file lags behind only in the pages of flights.
+// Two kinds of readers look at flights: CPU reads (Read, readOverLocked), and reads of home by this package
 // (readHomeLocked, overHome). All other code that reads or changes the backing file first brings home the flights of
-// the pages concerned (landLocked): ChangeHome, ReadRange, Sync, and every collect that does not create flights.
+// the pages concerned (landLocked): ChangeHome, ReadRange, Sync, fills of views, and every collect that does not create
+// flights. So readers of the backing file hear of the bytes when they land (spoilLocked), not when they begin to fly.
 //
 // A flight holds whole pages inside the file. Its bytes never change. Flights do not overlap: pages that are collected
 // again replace the old ones. Flights are created, landed and removed with File.mu locked. If home refuses the bytes,
@@ -357,7 +358,6 @@ func (f *File) flyLocked(c *portion) bool {
 	runs := make([]flown, len(c.ranges))
 	for i, rg := range c.ranges {
 		runs[i] = flown{pages: rg, bytes: c.merged[i], of: x}
-		f.spoilLocked(rg)
 	}
 	f.flights.put(runs)
 	f.count(func(c *Counters) { c.FlightPages.Add(n >> page.Shift) })
@@ -406,7 +406,7 @@ func (f *File) landRunsLocked(list []flown, limit int64) error {
 	}
 	written, err := f.writeHomeLocked(ranges, bufs, false, limit)
 	for _, rg := range joined(ranges) {
-		f.spoilLocked(rg) // again: fills have read home since the flights began
+		f.spoilLocked(rg)
 	}
 	for _, rg := range joined(ranges[:written]) {
 		f.flights.remove(rg)

@@ -132,7 +132,6 @@ type viewFill struct {
 	turn    uint64       // of the Take that took the pages
 	taken   int64        // pages
 	rest    []page.Range // pages that did not come from the extents of mappings
-	reach   page.Range   // where the acquire wants stale pages
 	fill    *mover.Fill  // the part from home; set before others see it
 
 	mu   sync.Mutex
@@ -160,7 +159,7 @@ func (p *viewPart) begin(ctx context.Context, rg page.Range) (t *viewFill, next 
 	if pages == 0 {
 		return nil, next, nil
 	}
-	t = &viewFill{p: p, turn: f.viewTurn, taken: pages, reach: rg}
+	t = &viewFill{p: p, turn: f.viewTurn, taken: pages}
 	p.v.mu.Lock()
 	t.extents = slices.Clone(p.v.extents)
 	p.v.mu.Unlock()
@@ -208,9 +207,7 @@ func (t *viewFill) run(ctx context.Context) error {
 	rest, err := p.fromViews(ctx, t.rest, t)
 	pages := pagesOf(rest)
 	for err == nil && len(rest) > 0 {
-		var more int64
-		more, err = t.fromHome(ctx, rest, ready)
-		t.taken, pages = t.taken+more, pages+more
+		err = t.fromHome(ctx, rest, ready)
 		rest = p.state.Coming() // others claimed these for this view and did not bring them
 	}
 	if err != nil {

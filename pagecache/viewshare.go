@@ -13,13 +13,14 @@ import (
 // view has begun to read for it. So a view that comes later gets the pages that the others have yet to read, and itself
 // reads the pages that they had read before.
 //
-// A page goes to a view only if it was claimed for that view before its read began (view.State), under File.viewsMu. So
-// the bytes that arrive are those that home had when the page was taken, or newer ones.
+// A page goes to a view only if its fill took it under File.mu, to bring it from home (viewPart.begin), and then only if
+// it was claimed for that view before its read began (view.State), under File.viewsMu. So the bytes that arrive are
+// those that home had when the page was taken, or newer ones. Home then lacked nothing of the page.
 
 // fromHome brings pages from home, together with pages that other views of the file want. It calls ready once these
-// views may share its reads. more is the number of other pages that came. If err is nil, pages that did not come are
-// still marked as coming, and nobody brings them.
-func (t *viewFill) fromHome(ctx context.Context, pages []page.Range, ready func()) (more int64, err error) {
+// views may share its reads. If it returns nil, pages that did not come are still marked as coming, and nobody brings
+// them.
+func (t *viewFill) fromHome(ctx context.Context, pages []page.Range, ready func()) error {
 	p, read := t.p, bridged(pages)
 	all := page.Range{Start: pages[0].Start, End: pages[len(pages)-1].End}
 	update := func(i int) mover.Update { return mover.Update{Pages: read[i]} }
@@ -37,12 +38,10 @@ func (t *viewFill) fromHome(ctx context.Context, pages []page.Range, ready func(
 	defer giveBack()
 	t.fill.Reads.Enter()
 	defer t.fill.Reads.Leave()
-	p.state.Share(t.reach)
 	if t.home.Locked != nil { // every view copies what it wants from there
 		ready()
 		t.fill.Pieces = mover.PiecesInPlace(t.home.Size, sizeOf(read)/p.v.layout.Size(), len(read), update)
-		err = t.fill.Run(ctx, nil)
-		return p.state.Unshare(), err
+		return t.fill.Run(ctx, nil)
 	}
 	t.home.Ask(pages[0].Start)
 	p.f.viewsMu.Lock()
@@ -50,8 +49,7 @@ func (t *viewFill) fromHome(ctx context.Context, pages []page.Range, ready func(
 	p.f.viewsMu.Unlock()
 	ready()
 	p.f.gatherViews(ctx, p.v.c.gather(sizeOf(read)))
-	err = t.fill.Run(ctx, nil)
-	return p.state.Unshare(), err
+	return t.fill.Run(ctx, nil)
 }
 
 // gatherTime is how long a view that reads so many bytes waits for others that are about to read the same file: about a

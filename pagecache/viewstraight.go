@@ -48,46 +48,49 @@ func (p *viewPart) straightLocked(rg page.Range) (of map[*holding][]page.Range, 
 	return of, all
 }
 
-// collectRestLocked brings the released pages of rg home, up to next, except those that the view may copy from devices.
-// Of these it marks the ones that the view lacks as stale.
+// collectRestLocked brings the flights and the released pages of rg home, up to next, except those that the view may copy
+// from devices. Of these it marks the ones that the view lacks as stale. All other pages before next are home then.
 func (p *viewPart) collectRestLocked(ctx context.Context,
 	rg page.Range) (of map[*holding][]page.Range, next page.Index, err error) {
 	f := p.f
 	if err := f.landLocked(rg); err != nil {
 		return nil, rg.Start, err
 	}
-	_, all := p.straightLocked(rg)
-	if len(all) == 0 {
-		next, err = f.collectSomeLocked(ctx, rg)
-		return nil, next, err
-	}
-	next = rg.End
-	var others []page.Range
-	for _, x := range f.lrc.Pending(rg, false) {
-		others = page.AppendRange(others, x.Range)
-	}
-	left := page.Index(holdCollect)
-	for _, run := range subtract(others, all) {
-		if page.Index(run.Len()) > left {
-			run.End = run.Start + left
-			next = run.End
+	var all []page.Range
+	for left := page.Index(holdCollect); ; {
+		if of, all = p.straightLocked(rg); len(all) == 0 {
+			next, err = f.collectSomeLocked(ctx, rg)
+			return nil, next, err
 		}
-		left -= page.Index(run.Len())
-		if err := f.collectLocked(ctx, run, false); err != nil {
-			return nil, rg.Start, err
+		var others []page.Range
+		for _, x := range f.lrc.Pending(rg, false) {
+			others = page.AppendRange(others, x.Range)
 		}
-		if next != rg.End {
+		if others = subtract(others, all); len(others) == 0 {
 			break
 		}
+		for _, run := range others {
+			if run.Len() > int64(left) {
+				run.End = run.Start + left
+				rg.End = run.End
+			}
+			left -= page.Index(run.Len())
+			if err := f.collectLocked(ctx, run, false); err != nil {
+				return nil, rg.Start, err
+			}
+			if rg.End == run.End {
+				break
+			}
+		}
+		// Look again: home may have been found changed, or a device lost. Then fewer pages may be copied from devices.
 	}
-	of, all = p.straightLocked(page.Range{Start: rg.Start, End: next}) // a device may have been lost
 	if p.straight.releases != f.releases {
 		p.straight = straight{releases: f.releases}
 	}
 	for _, run := range subtract(all, p.straight.pages) {
 		p.state.Mark(run)
 	}
-	return of, next, nil
+	return of, rg.End, nil
 }
 
 // copyStraightLocked copies the taken pages that devices released. It returns the rest; home has all of those.

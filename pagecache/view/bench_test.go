@@ -64,7 +64,6 @@ func BenchmarkClaim(b *testing.B) {
 				restart()
 				for _, s := range states {
 					s.Take(all, 1<<20, 1<<19, 4, 1)
-					s.Share(all)
 				}
 				at = 0
 				b.StartTimer()

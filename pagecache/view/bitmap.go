@@ -58,14 +58,6 @@ func (s bitmap) or(o bitmap) {
 	}
 }
 
-// within removes the pages outside rg. The bitmap begins at first.
-func (s bitmap) within(rg page.Range, first page.Index) {
-	all := page.Range{Start: first, End: first + page.Index(len(s))<<6}
-	for _, out := range page.Subtract([]page.Range{all}, rg) {
-		s.remove(out, first)
-	}
-}
-
 // none reports whether no page of rg is in the bitmap, which begins at first.
 func (s bitmap) none(rg page.Range, first page.Index) bool {
 	found := uint64(0)

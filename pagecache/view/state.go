@@ -11,9 +11,10 @@ import (
 // pages to bring them: then they are coming, and later they have arrived. A page that changes is stale again, even
 // while it is coming. The methods of State may be called from any goroutine.
 //
-// While the State is shared, a reader of the file claims pages here before it reads them, for this view or for another
-// one. It alone brings the claimed pages until it reports that they have arrived, or that it does not bring them. So
-// older bytes never arrive after newer ones.
+// A reader of the file claims coming pages here before it reads them, for this view or for another one. It alone brings
+// the claimed pages until it reports that they have arrived, or that it does not bring them. So older bytes never
+// arrive after newer ones. Pages that became stale after Take cannot be claimed: the taker has not decided where their
+// bytes are. Home may lack bytes of them that the view already has.
 type State struct {
 	file     *File   // immutable
 	sections []int64 // ascending; immutable
@@ -22,8 +23,6 @@ type State struct {
 	stale   sectionSets   // protected by mu
 	coming  sectionSets   // protected by mu
 	claimed sectionSets   // a subset of coming; protected by mu
-	shared  page.Range    // where stale pages may be claimed, too; empty while no page may be. Protected by mu
-	more    int64         // stale pages that were claimed since Share; protected by mu
 	turn    uint64        // of the coming pages; protected by mu
 	room    bitmap        // memory for Claim; protected by mu
 	moved   chan struct{} // closed when pages arrive or are given up; nil while nobody waits. Protected by mu
@@ -97,53 +96,26 @@ func (s *State) Take(rg page.Range, most, runs, gap int64,
 	return taken, pages, next
 }
 
-// Share allows claims of coming pages, and of stale pages in reach.
-func (s *State) Share(reach page.Range) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.shared, s.more = reach, 0
-}
-
-// Unshare ends the claims. It returns how many stale pages were claimed since Share.
-func (s *State) Unshare() (more int64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.shared = page.Range{}
-	return s.more
-}
-
-// Claim claims those pages of rg that nobody has claimed, and returns them, ascending. The caller brings them, and then
-// calls Arrived or Return. A range may include gaps of up to gap pages, at most 64, of which the view has no bytes.
+// Claim claims the coming pages of rg that are not claimed yet, and returns them, ascending. The caller brings them, and
+// then calls Arrived or Return. A range may include gaps of up to gap pages, at most 64, of which the view has no bytes.
 func (s *State) Claim(rg page.Range, gap int64) (claimed []page.Range) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.shared.Empty() {
-		return nil
-	}
 	s.parts(rg, func(i int, part, all page.Range) bool {
 		// Claims of all views of a file wait for each other, so this looks only at the words of part.
 		first := part.Start &^ 63
 		at, n := int(first-all.Start)>>6, int(part.End-first+63)>>6
-		s.room = slices.Grow(s.room[:0], 4*n)[:4*n]
+		s.room = slices.Grow(s.room[:0], 3*n)[:3*n]
 		clear(s.room)
-		has, stale, set, busy := s.room[:n], s.room[n:2*n], s.room[2*n:3*n], s.room[3*n:]
+		has, set, busy := s.room[:n], s.room[n:2*n], s.room[2*n:]
 		s.claimed.read(i, at, busy)
-		s.stale.read(i, at, stale)
-		stale.within(s.shared, first)
-		stale.minus(busy)
 		s.coming.read(i, at, set)
 		set.minus(busy)
-		if stale.none(part, first) && set.none(part, first) {
-			return true // others bring all of part
+		if set.none(part, first) {
+			return true // nothing of part is coming, or others bring it
 		}
 		s.file.addTo(has, part, first)
-		stale.and(has)
 		set.and(has)
-		stale.minus(set)
-		s.more += stale.len()
-		set.or(stale)
-		s.stale.minus(i, at, set)
-		s.coming.or(i, at, set)
 		s.claimed.or(i, at, set)
 		has.minus(set) // pages that a gap must not cover
 		claimed = set.appendBridged(claimed, has, gap, first)
@@ -338,13 +310,4 @@ func (c sectionSets) or(i, at int, pages bitmap) {
 		c[i] = new(pageSet)
 	}
 	bitmap(c[i][at:]).or(pages)
-}
-
-// minus removes pages from section i; their first word is word at of the section.
-func (c sectionSets) minus(i, at int, pages bitmap) {
-	if c[i] == nil {
-		return
-	}
-	c.separate(i)
-	bitmap(c[i][at:]).minus(pages)
 }
