@@ -27,7 +27,7 @@ func (fs *fileSystem) Read(cancel <-chan struct{}, in *fuse.ReadIn,
 		began := time.Now()
 		defer func() { of.record(r, in, result, began) }()
 	}
-	direct := of.direct || in.Flags&unix.O_DIRECT != 0
+	direct := passesPages(in)
 	if !direct && !of.content.filled.Load() {
 		of.content.filled.Store(true)
 	}
@@ -54,6 +54,11 @@ func (fs *fileSystem) Read(cancel <-chan struct{}, in *fuse.ReadIn,
 	}
 	return readResult(buf[:n], err, direct)
 }
+
+// passesPages reports whether the bytes of a READ go to a program's buffer, not into the kernel's pages. Linux names the
+// owner of the program's locks in these requests alone. The flags of the open do not tell: the kernel also fills its
+// pages through opens with O_DIRECT, for mappings.
+func passesPages(in *fuse.ReadIn) bool { return in.ReadFlags&fuse.READ_LOCKOWNER != 0 }
 
 // readResult answers a READ that got some bytes and then, perhaps, an error. A direct read returns the bytes, as
 // read(2) does. For other reads it returns the error: the kernel would take a short answer for end of file, and fill

@@ -46,7 +46,8 @@ func (fs *fileSystem) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byt
 	if of.direct {
 		w.flags = syncFlags(in.Flags)
 	}
-	w.direct = of.direct || in.Flags&unix.O_DIRECT != 0
+	// As for READ (passesPages): if the kernel cannot drop a page before a write with O_DIRECT, it writes to the page.
+	w.direct = in.WriteFlags&fuse.WRITE_LOCKOWNER != 0
 	var ctx context.Context = context.Background() // a write-back must finish: its bytes are sent only once
 	if !w.writeBack {
 		request := newRequest(cancel, &in.Caller)
@@ -67,7 +68,7 @@ func (fs *fileSystem) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byt
 	if err != nil && w.written == 0 {
 		return 0, toStatus(err)
 	}
-	if w.direct && !w.writeBack && of.content.filled.Load() {
+	if w.direct && of.content.filled.Load() {
 		fs.dropBeside(of.node, w.off, int64(w.written))
 	}
 	if w.appends && w.off != int64(in.Offset) {
@@ -204,7 +205,7 @@ func (w *homeWrite) leaveOutPast() error {
 func (w *homeWrite) change(ctx context.Context, prepare func(off int64) error) error {
 	c := w.of.content
 	change := pagecache.Change{Kind: pagecache.ChangeWrite, Off: w.off, Len: int64(len(w.data)),
-		WriteBack: w.writeBack, Direct: w.direct && !w.writeBack, Bytes: &w.data}
+		WriteBack: w.writeBack, Direct: w.direct, Bytes: &w.data}
 	if w.appends {
 		change.Kind = pagecache.ChangeAppend
 	}

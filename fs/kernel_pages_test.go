@@ -263,7 +263,7 @@ func TestReadDuringDirectWrite(t *testing.T) {
 
 		fresh := bytes.Repeat([]byte{2}, 2*page.Size)
 		in := fuse.WriteIn{Fh: s.fs.files.all()[0].handle, Offset: page.Size, Size: uint32(len(fresh)),
-			Flags: unix.O_DIRECT}
+			WriteFlags: fuse.WRITE_LOCKOWNER}
 		n, status := s.fs.Write(nil, &in, fresh)
 		require.Equal(t, fuse.OK, status)
 		require.EqualValues(t, len(fresh), n)
@@ -272,6 +272,24 @@ func TestReadDuringDirectWrite(t *testing.T) {
 		require.NoError(t, err)
 		copy(old[page.Size:], fresh)
 		assert.Equal(t, old, got)
+	})
+}
+
+// TestDirectWriteThroughThePages: if the kernel cannot drop a page before a write with O_DIRECT, it writes to the page.
+// It may have that page locked until WRITE is answered, so nothing may make it drop the page before.
+func TestDirectWriteThroughThePages(t *testing.T) {
+	bothModes(t, func(t *testing.T, s *scene) {
+		path := filepath.Join(s.mnt, "f")
+		require.NoError(t, os.WriteFile(filepath.Join(s.source, "f"), make([]byte, page.Size), 0600))
+		f, err := os.OpenFile(path, os.O_RDWR, 0)
+		require.NoError(t, err)
+		defer f.Close()
+		_, err = f.ReadAt(make([]byte, page.Size), 0)
+		require.NoError(t, err)
+		s.fs.notify = &hookedKernel{notifier: s.fs.notify, hook: func() { t.Error("the kernel is to drop the page") }}
+		in := fuse.WriteIn{Fh: s.fs.files.all()[0].handle, Size: 10, Flags: unix.O_DIRECT}
+		_, status := s.fs.Write(nil, &in, []byte("0123456789"))
+		require.Equal(t, fuse.OK, status)
 	})
 }
 

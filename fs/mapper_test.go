@@ -13,14 +13,18 @@ import (
 )
 
 func init() {
-	// mapper opens and maps args[1] bytes of the file args[0], and carries out what its input says: an operation, an
-	// offset and a byte on each line. It answers each with a number or an error.
+	// mapper opens the file args[0] with the flags args[2] and maps args[1] bytes. It carries out what its input says: an
+	// operation, an offset and a byte on each line. It answers each with a number or an error.
 	programs["mapper"] = func(args []string) error {
-		f, err := os.OpenFile(args[0], os.O_RDWR, 0)
+		size, err := strconv.Atoi(args[1])
 		if err != nil {
 			return err
 		}
-		size, err := strconv.Atoi(args[1])
+		flags, err := strconv.Atoi(args[2])
+		if err != nil {
+			return err
+		}
+		f, err := os.OpenFile(args[0], flags, 0)
 		if err != nil {
 			return err
 		}
@@ -77,7 +81,13 @@ type mapper struct {
 // maps starts a mapper of a file of the mount. It ends with the test, or when end is called.
 func (s *scene) maps(t *testing.T, path string, size int) (m *mapper, end func()) {
 	t.Helper()
-	cmd := program("mapper", path, strconv.Itoa(size))
+	return s.mapsAs(t, path, size, os.O_RDWR)
+}
+
+// mapsAs is maps with the flags of the open.
+func (s *scene) mapsAs(t *testing.T, path string, size, flags int) (m *mapper, end func()) {
+	t.Helper()
+	cmd := program("mapper", path, strconv.Itoa(size), strconv.Itoa(flags))
 	in, err := cmd.StdinPipe()
 	require.NoError(t, err)
 	out, err := cmd.StdoutPipe()

@@ -231,6 +231,32 @@ func TestDirectReadsSeeWhatDevicesReleased(t *testing.T) {
 	r.agree(t)
 }
 
+// TestMappingsOfDirectOpens: the kernel fills its pages for a mapping, whatever the flags of the mapped open. So a release
+// makes it drop them, and a store into such a page takes nothing from what devices released.
+func TestMappingsOfDirectOpens(t *testing.T) {
+	for _, mode := range deviceModes() {
+		t.Run(mode.name, func(t *testing.T) {
+			r := releasedAt(t, 100, mode.change)
+			m, end := r.mapsAs(t, r.Name(), 2*page.Size, os.O_RDWR|unix.O_DIRECT)
+			for i := range 3 {
+				assert.Equal(t, byte('g'), m.do("load", r.at, 0))
+				r.at = int64(200 + 10*i)
+				r.release(t)
+			}
+			assert.Equal(t, byte('g'), m.do("load", r.at, 0))
+			m.do("store", 300, 's')
+			r.want[300] = 's'
+			r.at = 400
+			r.release(t)
+			m.do("store", 500, 's')
+			r.want[500] = 's'
+			m.do("sync", 0, 0)
+			r.agree(t)
+			end()
+		})
+	}
+}
+
 // hookedKernel calls hook before it drops pages.
 type hookedKernel struct {
 	notifier
@@ -256,7 +282,7 @@ func TestDirectReadBesideADirtyPage(t *testing.T) {
 	reads := 0
 	kernel := &hookedKernel{notifier: r.fs.notify, hook: func() {
 		reads++
-		in := fuse.ReadIn{Fh: r.fs.files.all()[0].handle, Size: page.Size, Flags: unix.O_DIRECT}
+		in := fuse.ReadIn{Fh: r.fs.files.all()[0].handle, Size: page.Size, ReadFlags: fuse.READ_LOCKOWNER}
 		_, status := r.fs.Read(nil, &in, make([]byte, page.Size))
 		assert.Equal(t, fuse.OK, status)
 		home, err := os.ReadFile(filepath.Join(r.scene.source, "f"))
