@@ -143,3 +143,47 @@ func TestAChangeInSourceThatACollectFinds(t *testing.T) {
 	v.check()
 	p.unmap()
 }
+
+// TestFlightsBesidePagesThatAreCopiedStraight: an acquire of a view that copies some pages straight from their device
+// still brings flights home before it reads them there.
+func TestFlightsBesidePagesThatAreCopiedStraight(t *testing.T) {
+	const size = 1 << 20
+	m := newMachine(t, 2)
+	src := m.noisyFile(size)
+	p := m.run(src, 0, 0, size, true)
+	v := m.view(ViewRequest{Device: 1, Segments: []view.Segment{bytesOf(0, size)}}, src)
+	m.keepAloft(src)
+	for at := 0; at < size/2; at += page.Size {
+		p.add(at)
+	}
+	p.release()
+	src.read(t, 0, size/2)
+	require.True(t, src.attached.flights.any())
+	p.add(size - page.Size)
+	p.release()
+	v.acquire()
+	v.check()
+	p.unmap()
+}
+
+// TestPagesThatTwoDevicesReleased: a view has the stores of both devices into a page.
+func TestPagesThatTwoDevicesReleased(t *testing.T) {
+	const size = 1 << 20
+	m := newMachine(t, 3)
+	src := m.noisyFile(size)
+	want := src.home.bytes(0, size)
+	programs := []*program{m.run(src, 0, 0, size, true), m.run(src, 1, 0, size, true)}
+	v := m.view(ViewRequest{Device: 2, Segments: []view.Segment{bytesOf(0, size)}}, src)
+	for i, p := range programs {
+		for at := i; at < size; at += page.Size {
+			p.add(at)
+			want[at]++
+		}
+		p.release()
+	}
+	v.acquire()
+	require.True(t, bytes.Equal(want, v.all()))
+	for _, p := range programs {
+		p.unmap()
+	}
+}

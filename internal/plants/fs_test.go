@@ -12,6 +12,20 @@ var fsPlants = []plant{
 		},
 	},
 	{
+		name: "pages that the kernel fills for mappings of O_DIRECT opens do not count as the kernel's",
+		file: "fs/file_read.go",
+		old:  "return in.ReadFlags&fuse.READ_LOCKOWNER != 0",
+		new:  "return in.Flags&unix.O_DIRECT != 0",
+		nets: []net{{pkg: "fs", run: "TestMappingsOfDirectOpens"}},
+	},
+	{
+		name: "a direct write waits for a page that it has locked itself",
+		file: "fs/file_write.go",
+		old:  "w.direct = in.WriteFlags&fuse.WRITE_LOCKOWNER != 0",
+		new:  "w.direct = in.Flags&unix.O_DIRECT != 0",
+		nets: []net{{pkg: "fs", run: "TestDirectWriteThroughThePages"}},
+	},
+	{
 		name: "pages sent before an O_TRUNC bring back the truncated bytes",
 		file: "fs/file_write.go",
 		old:  "return w.writeBack && !w.of.fs.writeBack",
@@ -45,7 +59,7 @@ var fsPlants = []plant{
 	{
 		name: "a direct read is treated as one that fills the kernel's page cache",
 		file: "fs/file_read.go",
-		old:  "direct := of.direct || in.Flags&unix.O_DIRECT != 0",
+		old:  "direct := passesPages(in)",
 		new:  "direct := of.direct",
 		nets: []net{{pkg: "fs", run: "TestDirectReadBesideADirtyPage"}},
 	},
@@ -71,7 +85,7 @@ var fsPlants = []plant{
 	{
 		name: "the kernel keeps pages that it read during a direct write",
 		file: "fs/file_write.go",
-		old:  "if w.direct && !w.writeBack && of.content.filled.Load() {",
+		old:  "if w.direct && of.content.filled.Load() {",
 		new:  "if w.direct && w.writeBack && of.content.filled.Load() {",
 		nets: []net{{pkg: "fs", run: "TestReadDuringDirectWrite"}},
 	},

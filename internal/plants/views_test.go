@@ -107,6 +107,38 @@ var viewsPlants = []plant{
 		nets: []net{{pkg: "pagecache/view", run: "TestClaims"}},
 	},
 	{
+		name: "view: pages that became stale after the plan are read from home",
+		file: "pagecache/view/state.go",
+		old:  "		s.coming.read(i, at, set)\n		set.minus(busy)\n",
+		new: "		s.stale.read(i, at, set)\n		s.coming.or(i, at, set)\n		s.stale.remove(i, part, all)\n" +
+			"		s.coming.read(i, at, set)\n		set.minus(busy)\n",
+		nets: []net{
+			{pkg: "pagecache/view", run: "TestClaims"},
+			{pkg: "pagecache", run: "TestReleasedPagesThatBecomeStaleDuringAnAcquire"},
+		},
+	},
+	{
+		name: "view: pages that a collect put in doubt are read from home",
+		file: "pagecache/viewstraight.go",
+		old:  "		// Look again: home may have been found changed, or a device lost. Then fewer pages may be copied from devices.\n",
+		new:  "		of, all = p.straightLocked(rg)\n		break\n",
+		nets: []net{{pkg: "pagecache", run: "TestAChangeInSourceThatACollectFinds"}},
+	},
+	{
+		name: "view: flights do not land before a fill that copies other pages straight",
+		file: "pagecache/viewstraight.go",
+		old:  "	if err := f.landLocked(rg); err != nil {\n",
+		new:  "	if err := ctx.Err(); err != nil {\n",
+		nets: []net{{pkg: "pagecache", run: "TestFlightsBesidePagesThatAreCopiedStraight"}},
+	},
+	{
+		name: "view: pages that two devices released are copied straight from one of them",
+		file: "pagecache/viewstraight.go",
+		old:  "				pages = subtract(pages, f.pendingOfLocked(rg, o))\n",
+		new:  "				_ = o\n",
+		nets: []net{{pkg: "pagecache", run: "TestPagesThatTwoDevicesReleased"}},
+	},
+	{
 		name: "links: staging memory of a neighbour is used again before the copy out of it has ended",
 		file: "pagecache/mover/relay.go",
 		old:  "if err := to.Peer(ctx, class, out); err != nil {",
