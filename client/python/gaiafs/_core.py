@@ -8,8 +8,8 @@ ctypes releases the interpreter's lock during a call. Signal handlers run in the
 Python. So a call in the main thread must be short, or losing its result must not matter:
 
 - requests about ranges are waited for in steps (``request``);
-- mapping and unmapping run where no handlers run (``apart``), and finalizers call ``drop``, which does not wait for the
-daemon.
+- what makes or ends something runs where no handlers run (``apart``), and gives it to an object that owns it
+  (``owned``, ``Stores``).
 
 To add another call that maps something: declare it in ``_FUNCTIONS``; write a function like ``map_file`` that calls it
 with ``_again`` and returns the address; make ``window.Window`` call that function. The rest of a window, including
@@ -22,12 +22,14 @@ import ctypes
 import errno
 import functools
 import itertools
+import operator
 import os
 import pathlib
+import threading
 import time
 import warnings
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import ParamSpec, TypeVar
 
 from . import shelter
@@ -181,9 +183,9 @@ def _again(call: Callable[..., _T], failed: object, *arguments: object) -> _T:
     return result
 
 
-def apart(work: Callable[[], _T], undo: Callable[[_T], None] | None = None) -> _T:
-    """Runs work where no interrupt reaches it (see shelter.py), in the caller's CUDA context."""
-    return shelter.run(there(work), undo)
+def apart(work: Callable[[], _T]) -> _T:
+    """Runs work where no interrupt reaches it (see shelter.run), in the caller's CUDA context."""
+    return shelter.run(there(work))
 
 
 def apart_together(
@@ -205,11 +207,8 @@ def apart_together(
         finally:
             shelter.close_all(fds)
 
-    def undo_all(made: list[_T]) -> None:
-        any(map(undo, made))
-
     try:
-        return shelter.run(all_of_them, undo_all)
+        return shelter.run(all_of_them)
     except BaseException:
         failures.append(Error(errno.EINTR))  # if this is an interrupt, no further work begins
         raise
@@ -281,13 +280,19 @@ def unmap(address: int, length: int) -> None:
     _warn()
 
 
-def drop(mapped: list[tuple[int, int]]) -> None:
-    """Ends the mapping in a list, if nobody took it out, without waiting for the daemon. Finalizers call it."""
-    try:
-        # One step, which no interrupt can cut short.
-        any(itertools.starmap(_library.gaia_drop, map(list.pop, (mapped,))))
-    except IndexError:
-        pass
+def owned(owner: object, address: int, length: int) -> Iterator[tuple[int, int]]:
+    """Makes owner's end the end of a mapping: see gaia_drop, which does not wait for the daemon. For apart.
+
+    A caller who takes the address and length from the result ends the mapping instead.
+    """
+    mapped = iter([(address, length)])
+    shelter.at_end(owner, itertools.starmap(_library.gaia_drop, mapped))
+    return mapped
+
+
+def drop(mapped: Iterator[tuple[int, int]]) -> None:
+    """Ends a mapping that is owned, in one step."""
+    any(itertools.starmap(_library.gaia_drop, mapped))
 
 
 def request(what: int, address: int, length: int, argument: int, stream: int) -> int:
@@ -298,25 +303,31 @@ def request(what: int, address: int, length: int, argument: int, stream: int) ->
     call = _Call()
     here = ctypes.byref(call)
     try:
-        if _start(here, what, address, length, argument, stream):
-            raise _failure()
-        while _wait(here, _PIECE):
-            if not call.running:
+        try:
+            if _start(here, what, address, length, argument, stream):
                 raise _failure()
-        _warn()
-        return int(call.pages)
-    finally:
+            while _wait(here, _PIECE):
+                if not call.running:
+                    raise _failure()
+            _warn()
+            return int(call.pages)
+        finally:
+            _cancel(here)
+    finally:  # twice, because an interrupt may end the first one before its call
         _cancel(here)
 
 
 class Use:
-    """A bracket that is requested, and then open in the thread that requested it.
+    """A bracket that is requested, and then open in the thread that requested it. It ends with this object, in that
+    thread.
 
     The library itself records in the call that the bracket is open, by its number. So no interrupt can come in between.
     """
 
     def __init__(self) -> None:
         self._call, self._ended = _Call(), list[int]()
+        numbers = filter(None, map(operator.attrgetter("pages"), (self._call,)))
+        shelter.at_end(self, map(_library.gaia_done_use, numbers))  # for another thread's bracket it does nothing
 
     @property
     def open(self) -> bool:
@@ -326,12 +337,15 @@ class Use:
         """Waits for the bracket, at most patience milliseconds; 0 means a minute. An interrupt gives it up."""
         here = ctypes.byref(self._call)
         try:
-            _library.gaia_start_use(here, _ranges(ranges), len(ranges), stream, patience)
-            while self._call.running:
-                _wait(here, _PIECE)
-            if not self._call.pages:
-                raise _failure()
-        finally:
+            try:
+                _library.gaia_start_use(here, _ranges(ranges), len(ranges), stream, patience)
+                while self._call.running:
+                    _wait(here, _PIECE)
+                if not self._call.pages:
+                    raise _failure()
+            finally:
+                _cancel(here)
+        finally:  # twice, because an interrupt may end the first one before its call
             _cancel(here)
 
     def end(self) -> None:
@@ -340,6 +354,7 @@ class Use:
             self._ended.extend(map(_library.gaia_done_use, (self._call.pages,)))
             if self._ended[-1]:
                 raise _failure()
+            self._call.pages = 0
 
 
 def explain_faults() -> None:
@@ -351,25 +366,38 @@ def _ranges(ranges: Sequence[tuple[int, int]]) -> ctypes.Array[_Range]:
     return (_Range * len(ranges))(*(_Range(*r) for r in ranges))
 
 
-def group_begin(ranges: Sequence[tuple[int, int]]) -> int:
-    """Opens a group of ranges (addresses and lengths), and returns a handle for the next two functions. For apart."""
-    group = _library.gaia_group_begin(_ranges(ranges), len(ranges))
-    if group is None:
-        raise _failure()
-    return int(group)
+class Stores:
+    """A group of stores, open until it is released or aborted. Its end aborts it. Its calls are for apart."""
 
+    def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Opens the group of ranges (addresses and lengths)."""
+        group = _library.gaia_group_begin(_ranges(ranges), len(ranges))
+        if group is None:
+            raise _failure()
+        self._group = [int(group)]  # whoever takes the element ends the group, or puts it back
+        self._turn = threading.Lock()  # a release and an abort, one after the other
+        shelter.at_end(self, map(_library.gaia_group_abort, self._group))
 
-def group_release(group: int) -> int:
-    """Releases and frees a group, and returns its version. After an error the group still exists. For apart."""
-    version = _u64()
-    if _library.gaia_group_release(group, ctypes.byref(version)):
-        raise _failure()
-    return int(version.value)
+    @property
+    def open(self) -> bool:
+        return bool(self._group)
 
+    def release(self) -> int | None:
+        """Releases the group, and returns its version. None: it has ended. After an error it is still open."""
+        with self._turn:
+            if not self._group:
+                return None
+            group, version = self._group.pop(), _u64()
+            if _library.gaia_group_release(group, ctypes.byref(version)):
+                failure = _failure()
+                self._group.append(group)
+                raise failure
+            return int(version.value)
 
-def group_abort(group: int) -> None:
-    """Aborts and frees a group. For apart."""
-    _library.gaia_group_abort(group)
+    def abort(self) -> None:
+        with self._turn:
+            if self._group:
+                _library.gaia_group_abort(self._group.pop())
 
 
 def acquire_all(ranges: Sequence[tuple[int, int]], least: int, timeout: float | None) -> int:
@@ -401,7 +429,7 @@ def write(address: int, data: bytes) -> None:
 
 def copies(address: int, size: int, ranges: Sequence[tuple[int, int, int]]) -> int:
     """Allocates memory on a mapping's device and copies ranges into it. Returns the address. Each range is an offset in
-    the new memory, an address and a size. For apart; unmap and drop free the memory."""
+    the new memory, an address and a size. For apart; see owned."""
     array = (_Copy * len(ranges))(*(_Copy(*r) for r in ranges))
     made: int = _again(_library.gaia_copies, _FAILED, address, size, array, len(ranges))
     return made

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -32,7 +31,6 @@ class Bracket:
         self._leases: list[Lease] = []  # a window with a lease cannot be closed
         self._asked = _core.Use()
         self._thread = 0
-        self._left_open: weakref.finalize[[_core.Use, int], Bracket] | None = None
 
     def __enter__(self) -> Bracket:
         if self._asked.open:
@@ -41,9 +39,6 @@ class Bracket:
         try:
             self._leases = [w.lease() for w in self._windows]
             self._asked = _core.Use()
-            # Not __del__: it would also run after the block, and exceptions of interrupts in it are lost.
-            self._left_open = weakref.finalize(self, _end_left_open, self._asked, self._thread)
-            self._left_open.atexit = False
             self._asked.begin(self._ranges, self._stream, self._patience)
             return self
         except BaseException as e:
@@ -60,19 +55,8 @@ class Bracket:
         self._end()
 
     def _end(self) -> None:
-        self._asked.end()
-        if self._left_open is not None:
-            self._left_open.detach()
+        self._asked.end()  # an interrupt may come before: then the bracket ends with the object
         self._leases = []
-
-
-def _end_left_open(asked: _core.Use, thread: int) -> None:
-    """Ends a bracket that was collected while open. An interrupt may have ended its __exit__ before the first line."""
-    if thread == threading.get_ident():
-        try:
-            asked.end()
-        except Error:
-            pass  # there is nowhere to report it
 
 
 def use(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import weakref
 
 from . import _core
-from .window import Window, collected
+from .window import Window
 
 SLOT = 256  # each copy begins at a multiple of this, like the memory of CUDA's allocators
 
@@ -30,13 +29,13 @@ class Copies:
                 size += n
         self.ordinal, self.size = window.ordinal, size
 
-        def make() -> int:
+        def make() -> None:
             window.check()  # this function also keeps the window alive while it runs; no interrupt ends it
-            return _core.copies(window.ptr, size, moves)
+            base = _core.copies(window.ptr, size, moves)
+            _core.owned(self, base, size)
+            self.at = [base + start for start in starts]
 
-        base = _core.apart(make, lambda made: _core.drop([(made, size)]))
-        weakref.finalize(self, collected, [(base, size)]).atexit = False
-        self.at = [base + start for start in starts]
+        _core.apart(make)
 
     def read(self, at: int, n: int) -> bytes:
         if not n:

@@ -11,7 +11,7 @@ from .array import Array
 from .dtypes import dtype_of
 from .frameworks import framework_of, tensor_of
 from .packs import files_of, pack
-from .views import MAX_FILES, open_sized, view
+from .views import MAX_FILES, size_of, view
 
 
 class Dataset:
@@ -148,12 +148,7 @@ class RowDataset(Dataset):
         if bits % 8 or not bits:
             raise ValueError(f"a row of {self.dtype} elements of shape {list(shape)} is not made of whole bytes")
         self._bytes = bits // 8
-        fds: list[int] = []
-        try:
-            size = open_sized(path, fds)[1]
-        finally:
-            for fd in fds:
-                os.close(fd)
+        size = size_of(path)
         there = max(size - offset, 0) // self._bytes if offset >= 0 else 0
         self._count = there if count is None else count
         if not 0 < self._count <= there:

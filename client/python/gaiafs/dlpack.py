@@ -16,6 +16,7 @@ import gc
 import sys
 from typing import Any
 
+from . import shelter
 from .dtypes import DType
 
 CPU, CUDA = 1, 2
@@ -80,18 +81,14 @@ class _Versioned(ctypes.Structure):
 class _Export:
     """A structure that is not zero yet, and the object that it keeps alive."""
 
-    __slots__ = ("block", "name", "capsule", "keep", "ended")
+    __slots__ = ("block", "name", "capsule", "keep", "ended", "__weakref__")
 
     def __init__(self, block: int, name: bytes, keep: object) -> None:
         self.block, self.name, self.keep = block, name, keep
         self.capsule: Any = None
-        self.ended = False
-
-    def __del__(self) -> None:
-        # Not freed in sweep, because another thread's sweep may be looking at the structure. If it has a consumer, it
-        # outlives the interpreter.
-        if self.ended:
-            _libc.free(self.block)
+        self.ended: list[int] = []  # the structure, once it has no consumer: it outlives the interpreter until then
+        # Not freed in sweep, because another thread's sweep may be looking at the structure.
+        shelter.at_end(self, map(_libc.free, self.ended))
 
     def over(self) -> bool:
         """Whether nobody uses the structure any more."""
@@ -119,7 +116,7 @@ def sweep() -> None:
             except KeyError:
                 continue  # another thread removed it
             e.keep = e.capsule = None
-            e.ended = True
+            e.ended.append(e.block)
 
 
 def _with_collection(phase: str, info: object) -> None:

@@ -26,13 +26,14 @@ def named(e: Error, name: str | None) -> Error:
 
 
 def open_file(file: PathLike | HasFileno | int, writable: bool, fds: list[int]) -> str | None:
-    """Puts a descriptor into fds, which the caller closes, and returns the file's name if it is known."""
+    """Puts a descriptor into fds, which the caller closes, and returns the file's name if it is known. Interrupts must not
+    reach it: see shelter.py."""
     if isinstance(file, (str, bytes, os.PathLike)):
         name = os.fsdecode(file)
         try:
             # Without O_NONBLOCK, opening a pipe would wait. For regular files it has no effect.
             flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK
-            fds.extend(map(os.open, (file,), (flags,)))  # one step, so that no interrupt loses the descriptor
+            fds.append(os.open(file, flags))
         except OSError as e:
             raise Error(e.errno or errno.EIO, e.strerror or "", name) from None
         return name
@@ -44,7 +45,7 @@ def open_file(file: PathLike | HasFileno | int, writable: bool, fds: list[int]) 
     fd = file if isinstance(file, int) else file.fileno()
     known = getattr(file, "name", None)
     try:
-        fds.extend(map(fcntl.fcntl, (fd,), (fcntl.F_DUPFD_CLOEXEC,), (3,)))
+        fds.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3))
     except OSError as e:
         raise Error(e.errno or errno.EIO, f"descriptor {fd}: {e.strerror}") from None
     return known if isinstance(known, str) else None

@@ -6,7 +6,7 @@ import errno
 from collections.abc import Sequence
 from types import TracebackType
 
-from . import _core
+from . import _core, shelter
 from .errors import Error, plain
 from .mapping import Mapping
 from .memory import Memory
@@ -40,8 +40,8 @@ class Group:
         """The version that the files have since the release. None before the release."""
         self._parts = parts
         addresses = _addresses(parts)
-        # Who takes the element ends the group.
-        self._open = [_core.apart(lambda: _core.group_begin(addresses), _core.group_abort)]
+        shelter.wait_for_abandoned()  # the end of an earlier group of the same pages may have been interrupted
+        self._stores = _core.apart(lambda: _core.Stores(addresses))
 
     @plain
     def release(self) -> int:
@@ -49,32 +49,23 @@ class Group:
 
         Raises Error ECANCELED if one of the mappings was closed. Nothing of the group is released then.
         """
-        if not self._open:
-            raise ValueError("the group was released or aborted before")
-        for w, _, _ in self._parts:
-            if w.closed:
-                self.abort()
-                raise Error(errno.ECANCELED, "a mapping of the group was closed, which aborted it")
-        opened = self._open
-
-        def work() -> int:
-            version = _core.group_release(opened[0])
-            opened.clear()
-            return version
-
-        self.version = _core.apart(work)
+        _core.apart(self._release)
+        if self.version is None:
+            raise ValueError("the group was aborted before")
         return self.version
+
+    def _release(self) -> None:
+        if not self._stores.open:
+            raise ValueError("the group was released or aborted before")
+        if any(w.closed for w, _, _ in self._parts):
+            self._stores.abort()
+            raise Error(errno.ECANCELED, "a mapping of the group was closed, which aborted it")
+        self.version = self._stores.release()
 
     @plain
     def abort(self) -> None:
         """Takes back what was stored into the group. If the group has ended, it does nothing."""
-        opened = self._open
-
-        def work() -> None:
-            while opened:
-                _core.group_abort(opened.pop())
-
-        _core.apart(work)
+        _core.apart(self._stores.abort)
 
     def __enter__(self) -> Group:
         return self
@@ -82,13 +73,14 @@ class Group:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._open:
-            return
-        try:
-            if value is None:
-                self.release()
-        finally:
-            self.abort()
+        def end() -> None:
+            try:
+                if value is None and self._stores.open:
+                    self._release()
+            finally:
+                self._stores.abort()
+
+        _core.apart(end)  # as a whole, because an interrupt ends the wait, not the work
 
 
 @plain
@@ -103,9 +95,10 @@ def atomic(*ranges: Mapping | Range) -> Group:
         group.version                      # what readers get from gaiafs.acquire
 
     An acquire shows all of a group or nothing of it. The end of the block, or ``group.release()`` before it, releases
-    the group. An exception takes everything back that was stored into the ranges. So does the end of the process or of
-    a mapping. Store only within the block. Programs that map a file on the same device share the memory and see stores
-    at once; to read released bytes only, they use a view.
+    the group. An exception takes everything back that was stored into the ranges. So does the end of the process, of a
+    mapping, or of an open group: the last reference to it. After an interrupt at the end of the block, the group was
+    released or taken back. Store only within the block. Programs that map a file on the same device share the memory
+    and see stores at once; to read released bytes only, they use a view.
 
     Raises Error: EACCES for a read-only mapping, EBUSY if another open group on the device has one of its pages, EXDEV
     for mappings of several mounts, ENOTSUP if the daemon is older than the package.

@@ -8,7 +8,7 @@ import os
 from concurrent.futures import Future
 from typing import Any, Literal, SupportsIndex, overload
 
-from . import _core
+from . import _core, shelter
 from .arguments import HasFileno, PathLike, device_of
 from .array import Array, buffer
 from .errors import Error, plain
@@ -63,19 +63,22 @@ def _make(file: PathLike | HasFileno | int, device: Any, offset: int, length: in
     if length is None or operator.index(length) <= 0 or offset < 0 or offset % _core.PAGE:
         raise ValueError(f"mode 'w+' needs a length, and an offset that is a multiple of {_core.PAGE}")
     device_of(device)  # raises before the file is emptied
-    name = os.fsdecode(file)
-    fds: list[int] = []
+    _empty(os.fsdecode(file), offset + operator.index(length))
+
+
+@shelter.sheltered
+def _empty(name: str, length: int) -> None:
     try:
-        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK
-        fds.extend(map(os.open, (name,), (flags,), (0o666,)))  # one step, so that no interrupt loses the descriptor
-        os.ftruncate(fds[0], offset + operator.index(length))
+        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+        try:
+            os.ftruncate(fd, length)
+        finally:
+            shelter.close(fd)
     except OSError as e:
         raise Error(e.errno or errno.EIO, e.strerror or "", name) from None
-    finally:
-        for fd in fds:
-            os.close(fd)
 
 
+@shelter.sheltered
 def _again(
     place: Place, device: int, mode: str, offset: int, length: int, lazy: bool, movable: bool = False
 ) -> Mapping:
@@ -87,8 +90,7 @@ def _again(
         mapping._window.name = place.path
         return mapping
     finally:
-        for fd in fds:
-            os.close(fd)
+        shelter.close_all(fds)
 
 
 class Mapping(Memory):

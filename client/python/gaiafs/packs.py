@@ -10,7 +10,7 @@ from collections.abc import Mapping as AbstractMapping
 from types import TracebackType
 from typing import Any
 
-from . import _core
+from . import _core, shelter
 from .arguments import PathLike, device_of
 from .array import Array
 from .dtypes import UINT8
@@ -133,7 +133,7 @@ def pack(
             size = open_sized(path, fds)[1]
             numbers[name] = len(p.sizes) if size else None
             if not size and len(fds) > before:
-                os.close(fds.pop())
+                shelter.close(fds.pop())
                 continue
             p.segments.extend((0, size, size, 1))
             p.files.append(len(fds) - 1)

@@ -9,10 +9,11 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from . import _core, safetensors, weights
+from . import _core, safetensors, shelter, weights
 from .arguments import PathLike
 from .errors import Error, FormatError, plain
 from .files import check_file, named, open_file
+from .views import size_of
 from .window import open_window
 
 STEP = 256 << 20  # bytes between two progress reports
@@ -38,7 +39,7 @@ def _warm(file: str, device: Any, progress: Callable[[str, int, int], None] | No
     if file.endswith(safetensors.SUFFIX):
         windows = weights.map_weights({file: None}, device, flags=_core.LAZY | _core.HOLD).windows
     else:
-        windows = [open_window(file, device, False, 0, None, _core.LAZY | _core.HOLD)] if _size_of(file) else []
+        windows = [open_window(file, device, False, 0, None, _core.LAZY | _core.HOLD)] if size_of(file) else []
     size = sum(w.length for w in windows)
     done = 0
     for window in windows:
@@ -52,18 +53,6 @@ def _warm(file: str, device: Any, progress: Callable[[str, int, int], None] | No
         finally:
             window.close()
     return size
-
-
-def _size_of(file: str) -> int:
-    fds: list[int] = []
-    try:
-        open_file(file, False, fds)
-        return check_file(fds[0], writable=False)
-    except Error as e:
-        raise named(e, file) from None
-    finally:
-        for fd in fds:
-            os.close(fd)
 
 
 @plain
@@ -83,7 +72,7 @@ def _status(name: str) -> dict[str, Any]:
     except Error as e:
         raise named(e, name) from None
     finally:
-        os.close(fd)
+        shelter.close(fd)
 
 
 def mountpoint_of(path: PathLike) -> str:
@@ -118,6 +107,7 @@ def info(path: PathLike) -> dict[str, Any]:
     return found
 
 
+@shelter.sheltered
 def _file_info(file: str, mountpoint: str, held: dict[Any, Any]) -> dict[str, Any]:
     fds: list[int] = []
     try:
@@ -142,5 +132,4 @@ def _file_info(file: str, mountpoint: str, held: dict[Any, Any]) -> dict[str, An
     except Error as e:
         raise named(e, file) from None
     finally:
-        for fd in fds:
-            os.close(fd)
+        shelter.close_all(fds)

@@ -20,6 +20,7 @@ import os
 import struct
 from typing import Any, NamedTuple
 
+from . import shelter
 from .arguments import PathLike
 from .dtypes import SAFETENSORS, DType
 from .errors import Error, FormatError
@@ -215,8 +216,9 @@ def shards_of(path: PathLike) -> dict[str, list[str] | None]:
     return {name: None}
 
 
+@shelter.sheltered
 def _read_index(path: str) -> dict[str, list[str] | None]:
-    fds: list[int] = []  # not open(): an interrupt could leave its file to the garbage collector, which then warns
+    fds: list[int] = []
     text = b""
     try:
         open_file(path, False, fds)
@@ -225,8 +227,7 @@ def _read_index(path: str) -> dict[str, list[str] | None]:
     except OSError as e:
         raise named(e if isinstance(e, Error) else Error(e.errno or errno.EIO, e.strerror or ""), path) from None
     finally:
-        for fd in fds:
-            os.close(fd)
+        shelter.close_all(fds)
     try:
         if len(text) > MAX_INDEX:
             raise FormatError(f"the index has more than {MAX_INDEX} bytes")

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+from . import shelter
 from .arguments import PathLike
 from .array import Array
 from .dtypes import SAFETENSORS, DType, dtype_of
@@ -91,47 +92,78 @@ def save(
     sources = sorted((_source(name, t) for name, t in tensors.items()), key=lambda s: s.name)
     sources.sort(key=lambda s: -_ORDER.index(s.word))
     header, name = _header(sources, metadata), os.fsdecode(path)
-    temporary = os.path.join(os.path.dirname(name), f".{os.path.basename(name)[:200]}.{secrets.token_hex(8)}")
-    made: list[int] = []
     try:
-        made.extend(map(os.open, (temporary,), (os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC,), (0o666,)))
-        fd = made[0]
-        os.ftruncate(fd, len(header) + sum(s.nbytes for s in sources))
-        _write(fd, header, 0)
-        pieces = list(_pieces(sources, len(header)))
-        for p in pieces:
-            if p.source.device is None and device is None:
-                _write(fd, p.source.part(p.begin, p.end), p.at)
-        stored = [p for p in pieces if p.source.device is not None or device is not None]
-        with _Syncing() as syncing:
-            for (on, _), run in itertools.groupby(stored, _together()):
-                _store(fd, device if on is None else on, list(run), syncing)
-        os.fsync(fd)
-        os.rename(temporary, name)
-        made.append(-1)
+        with _Unfinished(name) as unfinished:
+            unfinished.make(len(header) + sum(s.nbytes for s in sources))
+            _fill(unfinished.fd, header, sources, device)
+            os.fsync(unfinished.fd)
+            unfinished.finish()
     except OSError as e:
         words = e.strerror or ""
         if e.errno in _ADVICE:
             before = "; the file is as it was" if os.path.lexists(name) else ""
             words = f"{words}: {_ADVICE[e.errno]}{before}"
         raise Error(e.errno or 0, words, name) from None
-    finally:
-        if made[1:] != [-1]:
-            _forget(temporary)
-        for fd in made[:1]:
-            os.close(fd)
-    directory = os.open(os.path.dirname(name) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)  # so that the name is on stable storage, too
-    finally:
-        os.close(directory)
 
 
-def _forget(temporary: str) -> None:
-    try:
-        os.unlink(temporary)
-    except OSError:
-        pass  # it was not created, or an earlier failure is to be reported
+class _Unfinished:
+    """A file that is being written under another name in the same directory. What is left of it goes with the object, or
+    at the end of the block."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._temporary = os.path.join(os.path.dirname(name), f".{os.path.basename(name)[:200]}.{secrets.token_hex(8)}")
+        self._fds: list[int] = []
+        self._left = [os.fsencode(self._temporary)]
+        # Both ends in one step. Unlinking fails, and does nothing, after the rename.
+        ends = itertools.chain(map(shelter.close, self._fds), map(shelter.unlink, self._left))
+        shelter.at_end(self, map(deque, (ends,), (0,)))
+
+    @shelter.sheltered
+    def make(self, size: int) -> None:
+        self._fds.append(os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+        os.ftruncate(self.fd, size)
+
+    @property
+    def fd(self) -> int:
+        return self._fds[0]
+
+    def finish(self) -> None:
+        """Gives the file its name, on stable storage, too."""
+        os.rename(self._temporary, self._name)
+        self._sync_name()
+
+    @shelter.sheltered
+    def _sync_name(self) -> None:
+        directory = os.open(os.path.dirname(self._name) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            shelter.close(directory)
+
+    def __enter__(self) -> _Unfinished:
+        return self
+
+    def __exit__(self, kind: object, value: object, trace: object) -> None:
+        self._discard()
+
+    @shelter.sheltered
+    def _discard(self) -> None:
+        shelter.close_all(self._fds)
+        for name in self._left:
+            shelter.unlink(name)
+
+
+def _fill(fd: int, header: bytes, sources: list[_Source], device: Any) -> None:
+    _write(fd, header, 0)
+    pieces = list(_pieces(sources, len(header)))
+    for p in pieces:
+        if p.source.device is None and device is None:
+            _write(fd, p.source.part(p.begin, p.end), p.at)
+    stored = [p for p in pieces if p.source.device is not None or device is not None]
+    with _Syncing() as syncing:
+        for (on, _), run in itertools.groupby(stored, _together()):
+            _store(fd, device if on is None else on, list(run), syncing)
 
 
 def _header(sources: list[_Source], metadata: Mapping[str, str] | None) -> bytes:

@@ -1,48 +1,74 @@
-"""Runs work that no interrupt cuts short.
+"""Runs work that no interrupt cuts short, and gives back what an interrupt leaves behind.
 
-Python runs signal handlers, such as KeyboardInterrupt's, in the main thread only. Work that must not end at an
-arbitrary line runs in a thread of its own. That is mapping and unmapping, where starting a thread costs little in
-comparison. For acquire and release it would cost too much, so these are written so that they may end anywhere. The
-threads do not stay, for the sake of programs that fork: Python 3.12 and later warn of a fork while the process has
-another thread.
+Python runs signal handlers, such as KeyboardInterrupt's, in the main thread only, between any two byte codes. Work that
+must not end at an arbitrary line runs in a thread of its own (``run``): opening files, mapping and unmapping, where
+starting a thread costs little in comparison. For acquire and release it would cost too much, so these are written so
+that they may end anywhere. The threads do not stay, for the sake of programs that fork: Python 3.12 and later warn of a
+fork while the process has another thread.
+
+The result of such work is an object that owns what was made. When an interrupt ends the caller before it has the
+result, the object goes, and its end gives everything back (``at_end``). The end runs no Python code: an interrupt would
+cut that short, and Python ignores exceptions in finalizers, so Ctrl-C would be lost.
 """
 
 from __future__ import annotations
 
 import _thread
+import atexit
 import contextlib
 import ctypes
+import functools
 import os
 import signal
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
-from queue import SimpleQueue
-from typing import Generic, TypeVar
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from .errors import raise_first
 
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 # These would interrupt a thread that waits in the C library, and only the main thread handles them.
 _SIGNALS = signal.valid_signals() - {signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV}
 _SIDE_BY_SIDE = 8  # how many works together runs concurrently
+_PIECE = 0.1  # seconds that one wait lasts. A signal ends it at once, unless it comes just before the wait in the kernel.
 _LONGEST_END = 0.05  # how many seconds to wait for a thread that has nothing left to do
 
 # close closes a descriptor and raises nothing. Linux closes it even if it reports an error, as it does for a file of a
 # dead mount. os.close would raise that, in place of what went wrong before, and leave further descriptors open.
 close = ctypes.CDLL(None).close
 close.argtypes = (ctypes.c_int,)
+unlink = ctypes.CDLL(None).unlink  # it raises nothing either
+unlink.argtypes = (ctypes.c_char_p,)
 
 
-def run(work: Callable[[], _T], undo: Callable[[_T], None] | None = None) -> _T:
+_abandoned: list[weakref.ref[_Job[Any]]] = []
+_ends: dict[weakref.ref[Any], weakref.ref[Any]] = {}
+atexit.register(_ends.clear)  # the end of a process frees everything, and CUDA may be gone by then
+
+
+def at_end(owner: object, steps: Iterator[object]) -> None:
+    """Takes the next of steps when owner is collected. steps are calls of C functions, chained by ``map`` and the like.
+
+    So no interrupt comes between them, and none is lost in them. After the last step nothing more happens: a caller who
+    takes a step, or what it is made of, ends the thing instead.
+    """
+    end = weakref.ref(owner, functools.partial(next, steps))  # the reference is next's default, which nobody sees
+    _ends[weakref.ref(owner, _ends.pop)] = end  # keeps both references until then
+
+
+def run(work: Callable[[], _T]) -> _T:
     """Returns what work returns, or raises what it raises.
 
-    An interrupt ends this call at once, but not the work. The work runs to its end, and its result then goes to undo.
-    If no thread can be started, the work runs in the main thread, and an interrupt may end it anywhere. That happens
-    while the interpreter finalizes, and if the process may have no more threads (ulimit -u).
+    An interrupt ends this call at once, but not the work. The work runs to its end, and its result is dropped: it must
+    be of no value, or an object that gives back what it owns. If no thread can be started, the work runs in the main
+    thread, and an interrupt may end it anywhere. That happens while the interpreter finalizes, and if the process may
+    have no more threads (ulimit -u).
     """
     if _thread.get_ident() != threading.main_thread().ident:
         old = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -52,22 +78,41 @@ def run(work: Callable[[], _T], undo: Callable[[_T], None] | None = None) -> _T:
             signal.pthread_sigmask(signal.SIG_SETMASK, old)
     if sys.is_finalizing():  # a thread would end at its first line of Python, and this would wait for ever
         return work()
-    job = _Job(work, undo)
+    job = _Job(work)
     begun: list[int] = []
     try:
         try:
             begun.extend(map(_thread.start_new_thread, (job.run,), ((),)))
         except RuntimeError:  # no more threads are allowed
             return work()
-        job.ended.get()
-        job.wanted.put(True)
-        job.wait_for_thread()
-    except BaseException:
-        job.wanted.put(False)
-        job.discard_apart()
+        job.wait()
+        raise_first(job.failures)
+        return job.results.pop()
+    except BaseException:  # after an interrupt, its traceback has the job, maybe for long: see sys.last_exc
+        job.wanted.clear()
+        job.results.clear()
+        if begun and not job.done:
+            _abandoned.append(weakref.ref(job))
         raise
-    raise_first(job.failures)
-    return job.results.pop()
+
+
+def wait_for_abandoned() -> None:
+    """Waits until the works have ended whose callers were interrupted, and their results are gone."""
+    for reference in _abandoned[:]:
+        if (job := reference()) is not None:
+            job.wait()
+        with contextlib.suppress(ValueError):
+            _abandoned.remove(reference)
+
+
+def sheltered(work: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Makes a function that runs work with run."""
+
+    @functools.wraps(work)
+    def call(*arguments: _P.args, **options: _P.kwargs) -> _T:
+        return run(functools.partial(work, *arguments, **options))
+
+    return call
 
 
 def together(
@@ -132,22 +177,21 @@ def _wait_for(thread: int) -> None:
 
 
 def close_all(fds: list[int]) -> None:
-    """Closes descriptors in one step, which no interrupt can cut short. Errors are ignored: see close."""
-    try:
-        deque(map(close, iter(fds.pop, None)), 0)
-    except IndexError:
-        pass
+    """Closes descriptors. Errors are ignored: see close. For run."""
+    while fds:
+        close(fds.pop())
 
 
 class _Job(Generic[_T]):
-    """Work in a thread. The main thread tells it through ``wanted`` whether the result still matters."""
+    """Work in a thread."""
 
-    def __init__(self, work: Callable[[], _T], undo: Callable[[_T], None] | None) -> None:
-        self._work, self._undo = work, undo
+    def __init__(self, work: Callable[[], _T]) -> None:
+        self._work = work
         self.results: list[_T] = []
         self.failures: list[BaseException] = []
         self.ended: SimpleQueue[None] = SimpleQueue()
-        self.wanted: SimpleQueue[bool] = SimpleQueue()
+        self.wanted = [True]  # empty once an interrupt has ended the caller
+        self.done = False
 
     def run(self) -> None:
         self._thread = _thread.get_native_id()
@@ -157,24 +201,16 @@ class _Job(Generic[_T]):
         except BaseException as e:
             self.failures.append(e)
         del self._work
+        if not self.wanted:
+            self.results.clear()
+        self.done = True
         self.ended.put(None)
-        if not self.wanted.get():
-            self._discard()
 
-    def _discard(self) -> None:
-        try:
-            while self._undo is not None:
-                self._undo(self.results.pop())
-        except Exception:
-            pass  # there is no result, or nowhere to report the failure
-
-    def discard_apart(self) -> None:
-        """Undoes the result even if the thread was told before that it matters."""
-        if self.results and self._undo is not None:
-            try:
-                _thread.start_new_thread(self._discard, ())
-            except RuntimeError:
-                pass  # garbage collection will undo it
+    def wait(self) -> None:
+        while not self.done:
+            with contextlib.suppress(Empty):
+                self.ended.get(timeout=_PIECE)
+        self.wait_for_thread()
 
     def wait_for_thread(self) -> None:
         if _thread._count() <= 1:  # with more threads, getting the interpreter's lock back may take long

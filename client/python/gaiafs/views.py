@@ -7,7 +7,6 @@ import functools
 import operator
 import os
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, SupportsIndex, Union
 
@@ -181,23 +180,26 @@ def make_view(opened: Callable[[list[int]], tuple[str | None, Plan]], files: int
     """Makes a view of a number of files. opened puts their descriptors into its list, and returns the view's name and
     plan.
     """
+    return View(*_core.apart(functools.partial(_open_view, opened, files, device, flags)))
+
+
+def _open_view(
+    opened: Callable[[list[int]], tuple[str | None, Plan]], files: int, device: Device, flags: int
+) -> tuple[Window, list[int], Plan]:
     fds: list[int] = []
-    closing = map(shelter.close, iter(fds.pop, None))
     with room_for(files):
         try:
             name, p = opened(fds)
             offsets, size = _core.layout(p.segments, p.align)
             dlpack.sweep()
+            make = functools.partial(_core.map_view, fds, p.segments, p.files, p.align, device, flags)
             try:
-                window = _core.apart(functools.partial(open_view, fds, p, size, name, device, flags), Window.close)
+                window = Window(make, name, 0, size, False, list(map(place_of, fds)), bool(flags & _core.LAZY))
             except Error as e:
                 raise named(e, name) from None
         finally:
-            try:
-                deque(closing, 0)
-            except IndexError:
-                pass  # the list is empty
-    return View(window, offsets, p)
+            shelter.close_all(fds)
+    return window, offsets, p
 
 
 def open_sized(file: AnyFile, fds: list[int]) -> tuple[str | None, int]:
@@ -212,26 +214,10 @@ def open_sized(file: AnyFile, fds: list[int]) -> tuple[str | None, int]:
         raise Error(e.errno or errno.EIO, e.strerror or "", name) from None
 
 
-def open_view(fds: list[int], p: Plan, size: int, name: str | None, device: Device, flags: int) -> Window:
-    """Maps a view of the files in fds, and closes them. For _core.apart: an interrupted caller closes them, too."""
-    mine: list[int] = []
-    expected = len(fds)
+@shelter.sheltered
+def size_of(file: AnyFile) -> int:
+    fds: list[int] = []
     try:
-        take(fds, mine)
-        if len(mine) != expected:
-            raise Error(errno.EINTR)  # the caller was interrupted, so nobody sees this
-        return Window(
-            lambda: _core.map_view(mine, p.segments, p.files, p.align, device, flags),
-            *(name, 0, size, False, list(map(place_of, mine)), bool(flags & _core.LAZY)),
-        )
+        return open_sized(file, fds)[1]
     finally:
-        shelter.close_all(mine)
-
-
-def take(fds: list[int], into: list[int]) -> None:
-    """Moves descriptors from one list into another, in the same order."""
-    try:
-        into.extend(iter(fds.pop, None))
-    except IndexError:
-        pass
-    into.reverse()
+        shelter.close_all(fds)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import ctypes
 import errno
 import functools
 import operator
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from . import _core, dlpack, shelter
@@ -22,6 +23,7 @@ from .files import check_file, named, open_file
 from .places import Place, place_of
 
 _T = TypeVar("_T")
+_ASIDE = 0.1  # seconds after which a wait looks again, in case an interrupt came between
 
 
 class Lease:
@@ -69,10 +71,7 @@ class Window:
         self.offset, self.length, self.writable, self.name = offset, length, writable, name
         self.places, self.lazy = tuple(places), lazy
         self.ptr = make()
-        self._mapped = [(self.ptr, length)]  # who takes the element unmaps the memory
-        # Not __del__: it would also run after close, and exceptions of interrupts in it are lost.
-        self._end = weakref.finalize(self, collected, self._mapped)
-        self._end.atexit = False
+        self._mapped = _core.owned(self, self.ptr, length)
         made = _core.info(self.ptr)
         self.device: int = made.device
         self.file_size: int = made.size
@@ -104,15 +103,16 @@ class Window:
         """Does work with the window, and keeps the window open until the work ends."""
         this = object()
         try:
-            self._running.add(this)
-            self.check()
-            return work()
-        finally:  # not in a function, because an interrupt could end that before its first line
             try:
+                self._running.add(this)
+                self.check()
+                return work()
+            finally:  # not in a function, because an interrupt could end that before its first line
                 self._running.discard(this)
-            finally:
-                for closer in self._closers:
-                    closer.put(None)
+        finally:  # again, because an interrupt may end the first one before its call
+            self._running.discard(this)
+            for closer in self._closers:
+                closer.put(None)
 
     def request(self, what: int, offset: int, length: int, argument: int = 0, stream: int = _core.NO_STREAM) -> int:
         """Sends a request about a range, after the work of the stream, and returns the number of pages in the
@@ -128,12 +128,12 @@ class Window:
 
     def begin(self, work: Callable[[], _T]) -> Future[_T]:
         """Starts a thread that does work with the window, and keeps the window open until the work ends."""
-        begun, future = SimpleQueue[None](), Future[_T]()
+        begun, future = threading.Event(), Future[_T]()
         there = _core.there(lambda: self.using(announced))
         future.set_running_or_notify_cancel()
 
         def announced() -> _T:
-            begun.put(None)  # from now on, close waits
+            begun.set()  # from now on, close waits
             return work()
 
         def run() -> None:
@@ -143,11 +143,12 @@ class Window:
                 future.set_exception(e.with_traceback(None))  # frames of a traceback would keep the window alive
             else:
                 future.set_result(result)
-            begun.put(None)
+            begun.set()
 
         self.check()
-        threading.Thread(target=run, name="gaiafs", daemon=True).start()
-        begun.get()
+        _thread.start_new_thread(run, ())
+        while not begun.wait(_ASIDE):
+            pass
         return future
 
     def read(self, at: int, n: int) -> bytes:
@@ -181,7 +182,8 @@ class Window:
             if self._pid == os.getpid():  # no call runs in a forked child
                 self._closers = (ended,)
                 while self._running:
-                    ended.get()
+                    with contextlib.suppress(Empty):
+                        ended.get(timeout=_ASIDE)
             taken.clear()
         except IndexError:
             return  # another call closes it
@@ -193,12 +195,9 @@ class Window:
             _core.drop(self._mapped)
 
     def _give_back(self) -> None:
-        # This does not check who gives the mapping back. Garbage collection forgets the finalizer before it runs the
-        # finalizers of a cycle.
-        self._end.detach()
-        for _ in self._mapped[:]:
+        for address, length in self._mapped:
             try:
-                _core.unmap(*self._mapped.pop())
+                _core.unmap(address, length)
             except Error as e:
                 raise named(e, self.name) from None
 
@@ -208,12 +207,6 @@ class Window:
                 f"the mapping cannot be closed: arrays or tensors of its memory, or brackets, exist ({n}). Delete or end them "
                 "before, or do not close it: it goes with the last of them"
             )
-
-
-def collected(mapped: list[tuple[int, int]]) -> None:
-    """Gives back the memory of a window that was never closed."""
-    if not sys.is_finalizing():  # the end of a process frees everything, and CUDA may be gone already
-        _core.drop(mapped)
 
 
 def open_window(
@@ -227,47 +220,36 @@ def open_window(
     """Maps a file, with flags of gaia_map."""
     on = device_of(device)
     offset = operator.index(offset)
-    fds: list[int] = []
-    closing = map(shelter.close, map(list.pop, (fds,)))
-    try:
-        name = open_file(file, writable, fds)
-        try:
-            size = check_file(fds[0], writable)
-            if offset < 0:
-                raise ValueError(f"offset {offset} is negative")
-            if offset % _core.PAGE:
-                raise ValueError(f"offset {offset} is not a multiple of {_core.PAGE}")
-            if length is None:
-                length = size - offset
-                if length <= 0:
-                    raise ValueError(f"the file has {size} bytes, none at {offset}: pass a length to map past its end")
-            length = operator.index(length)
-            if length <= 0:
-                raise ValueError(f"length {length} is not positive")
-            if offset + length > (1 << 63) - 1 - _core.PAGE:
-                raise Error(errno.EOVERFLOW, "offset and length end past the largest file")
-            dlpack.sweep()
-            make = functools.partial(_window, fds, name, offset, length, writable, on, flags)
-            return _core.apart(make, Window.close)
-        except Error as e:
-            raise named(e, name) from None
-        except OSError as e:
-            raise Error(e.errno or errno.EIO, e.strerror or "", name) from None
-    finally:
-        try:
-            any(closing)
-        except IndexError:
-            pass  # _window took it
+    return _core.apart(functools.partial(_window, file, on, writable, offset, length, flags))
 
 
 def _window(
-    fds: list[int], name: str | None, offset: int, length: int, writable: bool, device: Device, flags: int
+    file: PathLike | HasFileno | int, on: Device, writable: bool, offset: int, length: int | None, flags: int
 ) -> Window:
-    fd = fds.pop()
+    fds: list[int] = []
+    name = None
     try:
-        return Window(
-            lambda: _core.map_file(fd, offset, length, writable, device, flags),
-            *(name, offset, length, writable, [place_of(fd)], bool(flags & _core.LAZY)),
-        )
+        name = open_file(file, writable, fds)
+        size = check_file(fds[0], writable)
+        if offset < 0:
+            raise ValueError(f"offset {offset} is negative")
+        if offset % _core.PAGE:
+            raise ValueError(f"offset {offset} is not a multiple of {_core.PAGE}")
+        if length is None:
+            length = size - offset
+            if length <= 0:
+                raise ValueError(f"the file has {size} bytes, none at {offset}: pass a length to map past its end")
+        length = operator.index(length)
+        if length <= 0:
+            raise ValueError(f"length {length} is not positive")
+        if offset + length > (1 << 63) - 1 - _core.PAGE:
+            raise Error(errno.EOVERFLOW, "offset and length end past the largest file")
+        dlpack.sweep()
+        make = functools.partial(_core.map_file, fds[0], offset, length, writable, on, flags)
+        return Window(make, name, offset, length, writable, [place_of(fds[0])], bool(flags & _core.LAZY))
+    except Error as e:
+        raise named(e, name) from None
+    except OSError as e:
+        raise Error(e.errno or errno.EIO, e.strerror or "", name) from None
     finally:
-        shelter.close(fd)  # the library has a duplicate
+        shelter.close_all(fds)  # the library has a duplicate

@@ -16,6 +16,9 @@ import sys
 import threading
 import time
 
+import numpy as np
+import safetensors.numpy
+
 import gaiafs
 
 from conftest import sockets
@@ -66,11 +69,28 @@ def look():
     gaiafs.warm(path)
 
 
+def groups():
+    with gaiafs.atomic(m):
+        m.write(b"z" * 100, 0)
+
+
+def load_and_drop():
+    gaiafs.load_safetensors(model, framework="array")
+    gaiafs.safe_open(model, "array").get_tensor("a")
+
+
+def save():
+    gaiafs.save(model.with_name("saved"), {"a": np.ones(300)}, device=0)
+
+
 def all_of_it():
     random.choice([acquire_and_release, with_acquire, map_and_close])()
 
 
-WORK = {f.__name__: f for f in (acquire_and_release, with_acquire, map_and_close, look, all_of_it)}
+WORK = {
+    f.__name__: f
+    for f in (acquire_and_release, with_acquire, map_and_close, look, groups, load_and_drop, save, all_of_it)
+}
 
 path, interrupts, seed, work = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), WORK[sys.argv[4]]
 rng = random.Random(seed)
@@ -79,6 +99,8 @@ signal.signal(signal.SIGALRM, interrupt)
 connections = sockets()
 mountpoint = gaiafs.info(path)["mountpoint"]
 device = len(gaiafs.info(path)["devices"]) - 1
+model = pathlib.Path(path).with_name("model.safetensors")
+safetensors.numpy.save_file({"a": np.ones(300)}, model)
 m = gaiafs.mmap(path, mode="r+")
 OTHERS, progress, stop = [], [0, 0, 0], threading.Event()
 
@@ -107,6 +129,10 @@ gaiafs.mmap(path, mode="r+", length=8192).close()  # once, for what is opened an
 connections += 1 if m.kind == "emulated" else 2
 while not OTHERS and sockets() < connections:  # a thread opens the service connection
     time.sleep(0.001)
+lost = []
+sys.unraisablehook = lambda u: lost.append(f"{u.exc_value!r} in {u.object!r}")
+if not OTHERS:  # in a thread's start and end Python itself may lose an interrupt
+    work()
 settled()
 before = None if OTHERS else (descriptors(), maps())
 longest = 0.0
@@ -135,6 +161,7 @@ assert m.acquire().pages >= 0 and m.release() >= 0
 settled()
 assert before is None or (descriptors(), maps()) == before, (before, descriptors(), maps())
 assert not m._window._running
+assert not lost, lost
 m.release()
 
 

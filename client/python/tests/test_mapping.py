@@ -5,7 +5,6 @@ import errno
 import gc
 import os
 import pickle
-import queue
 import signal
 import subprocess
 import threading
@@ -552,11 +551,64 @@ def test_interrupt_of_the_wait_for_a_thread_undoes_the_work(monkeypatch):
     def interrupt(job):
         raise KeyboardInterrupt
 
+    class Thing:
+        pass
+
+    ended = []
+
+    def make():
+        thing = Thing()
+        shelter.at_end(thing, map(ended.append, ["ended"]))
+        return thing
+
     monkeypatch.setattr(shelter._Job, "wait_for_thread", interrupt)
-    undone = queue.SimpleQueue()
-    with pytest.raises(KeyboardInterrupt):
-        shelter.run(lambda: "mapped", undone.put)
-    assert undone.get(timeout=20) == "mapped" and undone.empty()
+    with pytest.raises(KeyboardInterrupt) as e:  # the exception still has its frames
+        shelter.run(make)
+    assert ended == ["ended"] and e.tb
+
+
+@pytest.mark.parametrize("cycle", [False, True])
+def test_ends_come_once(cycle):
+    class Thing:
+        pass
+
+    ended, thing, taken = [], Thing(), Thing()
+    thing.self = thing if cycle else None
+    shelter.at_end(thing, map(ended.append, ["ended", "again"]))
+    steps = map(ended.append, ["taken"])
+    shelter.at_end(taken, steps)
+    next(steps)
+    kept = len(shelter._ends)
+    del thing, taken
+    gc.collect()
+    assert ended == ["taken", "ended"] and len(shelter._ends) == kept - 2
+
+
+def test_work_that_goes_on_without_its_caller(monkeypatch):
+    """An interrupted wait ends at once; what the work then makes is given back."""
+    go_on, ended, done = threading.Event(), [], threading.Event()
+
+    class Thing:
+        pass
+
+    def work():
+        assert go_on.wait(20)
+        thing = Thing()
+        shelter.at_end(thing, map(lambda _: (ended.append("ended"), done.set()), [None]))
+        return thing
+
+    def interrupt(*ignored):
+        raise KeyboardInterrupt
+
+    old = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
+    try:
+        with pytest.raises(KeyboardInterrupt) as e:
+            shelter.run(work)
+    finally:
+        signal.signal(signal.SIGALRM, old)
+    go_on.set()
+    assert done.wait(20) and ended == ["ended"] and e.tb
 
 
 def test_death_is_a_release(path, python):

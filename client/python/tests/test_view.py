@@ -275,16 +275,6 @@ def test_no_descriptor_is_left(path, monkeypatch):
     assert (len(os.listdir("/proc/self/fd")), mapped()) == (before, maps)
 
 
-def test_descriptors_that_an_interrupt_took():
-    """A caller that is interrupted while the view is made closes the files, too. No descriptor is closed twice."""
-    fds = [os.open("/dev/null", os.O_RDONLY) for _ in range(5)]
-    want, into = fds[:], []
-    views.take(fds, into)
-    assert into == want and fds == []
-    shelter.close_all(into)
-    assert into == [] and all(not os.path.exists(f"/proc/self/fd/{fd}") for fd in want)
-
-
 def test_a_descriptor_that_cannot_be_closed():
     """Closing a file of a dead mount may fail. The others are closed all the same."""
     fds = [os.open("/dev/null", os.O_RDONLY) for _ in range(5)]
@@ -295,7 +285,7 @@ def test_a_descriptor_that_cannot_be_closed():
 
 
 def test_no_descriptor_is_left_of_a_dead_mount(path, monkeypatch):
-    """An interrupted or failed call closes the files even if closing one of them fails."""
+    """A failed call closes the files even if closing one of them fails."""
     before, opened = len(os.listdir("/proc/self/fd")), []
 
     def fail(fds, *arguments):
@@ -303,7 +293,7 @@ def test_no_descriptor_is_left_of_a_dead_mount(path, monkeypatch):
         os.close(fds[1])
         raise gaiafs.Error(errno.ENOTCONN, "planted")
 
-    monkeypatch.setattr(_core, "apart", lambda work, undo: fail(*work.args))
+    monkeypatch.setattr(_core, "map_view", fail)
     with pytest.raises(gaiafs.Error, match="planted"):
         gaiafs.view([path] * 5, [(0, 1)])
     assert len(os.listdir("/proc/self/fd")) == before and len(opened) == 5
