@@ -184,7 +184,7 @@ func (r *rig) file(n int64) *diskSource {
 		_, err := f.WriteAt(block[:min(int64(len(block)), n-off)], off)
 		require.NoError(r, err)
 	}
-	return &diskSource{&source{id: FileID{1, 1}, kernel: &kernel{}}, &diskHome{newHome(0), f, direct}}
+	return &diskSource{&source{id: FileID{1, 1}, kernel: &testKernel{}}, &diskHome{newHome(0), f, direct}}
 }
 
 // evict drops the file from the host's page cache.

@@ -80,7 +80,7 @@ func (f *File) checkedIn(ctx context.Context) (changed bool, kernel KernelPages,
 	}
 	before := f.changes
 	err = f.lookLocked(ctx)
-	return f.changes != before, f.kernel, err
+	return f.changes != before, f.kernel.Pages(), err
 }
 
 // lookLocked is CheckHome for callers that hold mu.
@@ -158,7 +158,7 @@ func (f *File) resizedLocked(ctx context.Context, size int64) error {
 			return err
 		}
 		err = f.cutLocked(ctx, size)
-	} else if !f.longerLocked() { // the kernel may already have counted these bytes as part of the file
+	} else if !f.kernel.MayBeLonger() { // the kernel may already have counted these bytes as part of the file
 		// A replica that was filled after home grew, and before the next look, has the added bytes.
 		if err := f.movedLocked(ctx, ends); err != nil {
 			return err

@@ -7,6 +7,7 @@ import (
 
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
+	"github.com/gaiafs/gaiafs/pagecache/kernel"
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 	"github.com/gaiafs/gaiafs/versions"
 )
@@ -54,6 +55,16 @@ func (c Change) held() page.Range {
 		return page.Range{}
 	}
 	return page.Span(c.Off, c.Len).Whole()
+}
+
+// tell notes that the kernel's copies have what the change made: the bytes that the kernel sent, or zeros.
+func (c Change) tell(k *kernel.Kernel, sent []byte) {
+	switch {
+	case c.Kind == ChangeZero:
+		k.Zeroes(page.Span(c.Off, c.Len))
+	case !c.Direct:
+		k.Sends(c.Off, sent)
+	}
 }
 
 // ChangeHome makes a change of home under the rules of coherence. It calls do with the offset and the length of the
@@ -118,7 +129,7 @@ func (f *File) changeLocked(ctx context.Context, c Change, found besides, do fun
 		return f.changeAgainLocked(ctx, asked, found, &changedBeside{}, do)
 	}
 	// When the file grows, bytes that programs stored past end of file do not become part of it.
-	grows := changed.End > before && !(f.c.writeBack && c.WriteBack) && !f.longerLocked()
+	grows := changed.End > before && !(f.kernel.CachesWrites() && c.WriteBack) && !f.kernel.MayBeLonger()
 	if grows {
 		if err := f.keepEndLocked(ctx, before); err != nil {
 			return err
@@ -234,7 +245,7 @@ func (f *File) writeLocked(c Change, rg page.Range, begin func() error,
 		sent = *c.Bytes
 	}
 	if err = begin(); err == nil && c.WriteBack && c.Bytes != nil {
-		*c.Bytes, err = f.storesOnlyLocked(c.Off, sent)
+		*c.Bytes, err = f.kernel.StoresOnly(c.Off, sent, f.homeLocked().ReadAt)
 	}
 	if err != nil {
 		f.dropBasesLocked(plan.Keep)
@@ -243,7 +254,7 @@ func (f *File) writeLocked(c Change, rg page.Range, begin func() error,
 	}
 	f.clean.Changed(rg) // stops reads without mu from here on; Commit reports the change again
 	if err = do(c.Off, c.Len); err == nil {
-		f.kernelKnowsLocked(c, sent)
+		c.tell(f.kernel, sent)
 	}
 	f.spoilLocked(rg)
 	plan.Commit(c.held()) // also after an error: part of it may have been written
@@ -285,7 +296,7 @@ func (f *File) truncateLocked(ctx context.Context, before int64, c Change, do fu
 		return err
 	}
 	f.size = size
-	f.zeroedMergedLocked(page.From(size))
+	f.kernel.Zeroes(page.From(size))
 	return f.cutPlannedLocked(ctx, size, plan)
 }
 

@@ -199,7 +199,7 @@ func (e executor) BorrowHome() (readAt func(p []byte, off int64) (int, error), g
 // Push implements cleanread.Executor.
 func (e executor) Push(off int64, p []byte, current func() bool) bool {
 	e.f.mu.Lock()
-	kernel := e.f.kernel
+	kernel := e.f.kernel.Pages()
 	e.f.mu.Unlock()
 	return kernel.Push(off, p, current)
 }

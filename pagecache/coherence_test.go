@@ -422,7 +422,7 @@ func TestBadRequests(t *testing.T) {
 		_, err := m.cache.Map(ctx, src, c.req)
 		assert.ErrorIs(t, err, c.want, "%+v", c.req)
 	}
-	_, err := m.cache.Map(ctx, &source{id: FileID{1, 99}, home: newHome(1), kernel: &kernel{}, readonly: true},
+	_, err := m.cache.Map(ctx, &source{id: FileID{1, 99}, home: newHome(1), kernel: &testKernel{}, readonly: true},
 		MapRequest{Len: 1, Writable: true})
 	assert.ErrorIs(t, err, syscall.EACCES)
 	p := m.run(src, 0, 0, 100, true)

@@ -284,14 +284,16 @@ func (f *File) writeHomeLocked(
 	if err != nil {
 		return 0, err
 	}
-	f.beginWritingLocked(sig, noticed)
+	f.times.beginWriting(sig, noticed)
 	for written < len(ranges) && err == nil && limit > 0 {
 		n := 0
 		n, err = f.writeSomeLocked(ranges[written:], bufs[written:], min(sig.Size, f.size), careful)
 		limit -= sizeOf(ranges[written : written+n])
 		written += n
 	}
-	f.endWritingLocked()
+	if failed := f.times.endWriting(f.home); failed != nil {
+		f.c.log.Debug("write-back cannot restore the time of modification", "file", f.Name(), "error", failed)
+	}
 	return written, err
 }
 
@@ -441,7 +443,7 @@ func (f *File) Sync(ctx context.Context, do func() error) error {
 	f.beginRead()
 	f.mu.Unlock()
 	defer f.endRead()
-	if err := f.waitDrains(ctx, whole); err != nil {
+	if err := f.kernel.Await(ctx, whole); err != nil {
 		return err
 	}
 	if do == nil {

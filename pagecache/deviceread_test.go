@@ -824,7 +824,7 @@ func BenchmarkSharedRead(b *testing.B) {
 			c, err := New(Options{Devices: []gpubackend.Device{d}})
 			require.NoError(b, err)
 			defer func() { require.NoError(b, c.Close(b.Context())) }()
-			src := &source{id: FileID{1, 1}, home: newHome(size), kernel: &kernel{}}
+			src := &source{id: FileID{1, 1}, home: newHome(size), kernel: &testKernel{}}
 			home := &openHome{Home: src.home}
 			home.warm.Store(where == "host")
 			n := int64(size)

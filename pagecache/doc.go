@@ -45,7 +45,7 @@
 //
 //	values:     printable ranges lifetime heap counters account digests pagememory lock source mixed
 //	home:       home times homefile lead flight growth beside locked hot
-//	kernel:     merged cleanread
+//	kernel:     kernel cleanread
 //	memory:     extent preference sharing pinning movable evict
 //	file:       file base publications
 //	plans:      peers relays portion waiting loss acquire collect expose fill compare release relief write read

@@ -58,7 +58,7 @@ func TestReleaseWaitsForReleases(t *testing.T) {
 			require.NoError(t, err)
 			src.attached.mu.Lock()
 			defer src.attached.mu.Unlock()
-			assert.Empty(t, src.attached.drains,
+			assert.Empty(t, src.attached.kernel.Ends(page.From(0).Pages()),
 				"a release returned while the kernel may still have old bytes of its pages")
 		})
 		other.unmap()
@@ -257,7 +257,7 @@ func storeIntoMergedPage(t *testing.T, early bool) {
 	require.NoError(t, src.attached.Sync(context.Background(), nil))
 	got := src.home.bytes(0, page.Size)
 	assert.Equal(t, []byte{5, 4, 2, 1}, []byte{got[3], got[4], got[9], got[lastOfPage]})
-	assert.Empty(t, src.attached.merged, "pages that the kernel dropped")
+	assert.False(t, src.attached.kernel.HasMerged(), "pages that the kernel dropped")
 	p.unmap()
 }
 

@@ -355,7 +355,7 @@ func TestSparseMappingTakesNoMemory(t *testing.T) {
 	c, err := New(Options{Devices: []gpubackend.Device{gpu}, WriteBackInterval: time.Hour})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, c.Close(context.Background())) })
-	src := &sparseSource{source: &source{id: FileID{1, 1}, kernel: &kernel{}}, home: &sparseHome{newHome(0), size}}
+	src := &sparseSource{source: &source{id: FileID{1, 1}, kernel: &testKernel{}}, home: &sparseHome{newHome(0), size}}
 	mp, err := c.Map(t.Context(), src, MapRequest{Len: size, Lazy: true, Writable: true})
 	require.NoError(t, err)
 	extents := mp.Extents()

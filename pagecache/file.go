@@ -12,6 +12,7 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
 	"github.com/gaiafs/gaiafs/pagecache/cleanread"
+	"github.com/gaiafs/gaiafs/pagecache/kernel"
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 	"github.com/gaiafs/gaiafs/versions"
 )
@@ -41,7 +42,7 @@ type File struct {
 	writes writes
 	path   atomic.Pointer[string] // what Name returns
 	home   Home                   // protected by mu
-	kernel KernelPages            // protected by mu
+	kernel *kernel.Kernel         // immutable
 	// size is the size of home after this mount's last change. Protected by mu.
 	size int64
 	// changes is how many changes made directly in SOURCE have been looked at. doubt has the pages that such a change
@@ -64,19 +65,12 @@ type File struct {
 	turn chan struct{}
 	// landing is the timer that checks whether reads pause. Protected by mu.
 	landing  *time.Timer
-	drains   map[lrc.DrainID]chan struct{} // protected by mu
-	merged   map[page.Index]*mergedPage    // protected by mu
-	mappings map[*Mapping]struct{}         // protected by mu
+	mappings map[*Mapping]struct{} // protected by mu
 	// pendingSince is the time of the oldest uncollected release, or zero. Protected by mu.
 	pendingSince time.Time
 	// coming is the number of pages released since home last had everything. It is changed with mu held.
 	coming atomic.Int64
-	// asked counts the times that the kernel may have begun to extend the file. sentAll is the value of asked when the
-	// kernel had last sent everything; it is protected by mu.
-	asked   atomic.Uint64
-	sentAll uint64
-	// shown is changed with mu held.
-	shown atomic.Pointer[shownTimes]
+	times  times
 	// collectingRuns are the runs that CPU reads collected from devices. Protected by mu.
 	collectingRuns collectingRuns
 	// toldPastEnd means that the log has reported stores past end of file. Protected by mu.
@@ -171,7 +165,7 @@ func (c *Cache) open(ctx context.Context, src Source, writable bool) (f *File, d
 		return nil, nil, err
 	}
 	f.setName(src.Name())
-	f.kernel = src.Kernel()
+	f.kernel.Meet(src.Kernel())
 	if writable && !f.home.Writable() {
 		var home Home
 		if home, err = src.OpenHome(true); err == nil {
@@ -202,9 +196,7 @@ func (c *Cache) newFile(ctx context.Context, src Source, writable bool) (*File, 
 		id:       src.ID(),
 		users:    1,
 		home:     home,
-		kernel:   src.Kernel(),
 		holdings: make(map[versions.Owner]*holding),
-		drains:   make(map[lrc.DrainID]chan struct{}),
 		mappings: make(map[*Mapping]struct{}),
 		turn:     make(chan struct{}, 1),
 		locking:  locking{one: make(chan struct{}, 1)},
@@ -213,8 +205,8 @@ func (c *Cache) newFile(ctx context.Context, src Source, writable bool) (*File, 
 	f.serial, f.bases.memory = c.serials.Add(1), &c.pages
 	f.cold = mover.NewColdFile(c.coldWay(f.id.Dev))
 	f.clean = c.clean.NewFile(f.serial, executor{f})
-	f.asked.Store(1) // programs may be writing already
-	f.lrc.HeldUnasked, f.lrc.Changed = c.writeBack, f.changed
+	f.kernel = kernel.New(&f.mu, cpu{f}, src.Kernel(), c.writeBack)
+	f.lrc.HeldUnasked, f.lrc.Changed = f.kernel.CachesWrites(), f.changed
 	if err := f.meetHomeLocked(); err != nil { // f is not shared yet
 		_ = home.Close()
 		return nil, err
@@ -378,29 +370,3 @@ func (f *File) readHomeLocked(rg page.Range, p []byte) error {
 
 // fileRangeLocked returns the pages that hold bytes of the file.
 func (f *File) fileRangeLocked() page.Range { return page.Range{End: page.Count(f.size)} }
-
-// waitDrains waits for all pages of rg that are draining at the time of the call. When it returns, none of them drains
-// for the same release any more.
-func (f *File) waitDrains(ctx context.Context, rg page.Range) error {
-	if err := f.mu.LockIn(ctx); err != nil {
-		return err
-	}
-	drains := f.drainsLocked(rg)
-	f.mu.Unlock()
-	for _, ch := range drains {
-		select {
-		case <-ch:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-	return nil
-}
-
-// drainsLocked returns one channel per release that drains pages of rg now. Each is closed when its draining ends.
-func (f *File) drainsLocked(rg page.Range) (drains []chan struct{}) {
-	for _, id := range f.lrc.Draining(rg) {
-		drains = append(drains, f.drains[id])
-	}
-	return drains
-}

@@ -300,14 +300,14 @@ func (h *memoryHome) bytes(off, n int) []byte {
 	return append([]byte(nil), h.data[off:off+n]...)
 }
 
-// kernel stands in for the kernel's page cache. It records what it was told to drop, and runs a hook meanwhile.
-type kernel struct {
+// testKernel stands in for the kernel's page cache. It records what it was told to drop, and runs a hook meanwhile.
+type testKernel struct {
 	mu      sync.Mutex
 	dropped []page.Range
 	hook    func(off, n int64)
 }
 
-func (k *kernel) Invalidate(off, n int64) error {
+func (k *testKernel) Invalidate(off, n int64) error {
 	k.mu.Lock()
 	if n >= 0 {
 		k.dropped = append(k.dropped, page.Covering(off, n))
@@ -320,9 +320,9 @@ func (k *kernel) Invalidate(off, n int64) error {
 	return nil
 }
 
-func (k *kernel) Push(int64, []byte, func() bool) bool { return false }
+func (k *testKernel) Push(int64, []byte, func() bool) bool { return false }
 
-func (k *kernel) take() []page.Range {
+func (k *testKernel) take() []page.Range {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	d := k.dropped
@@ -334,7 +334,7 @@ func (k *kernel) take() []page.Range {
 type source struct {
 	id       FileID
 	home     *memoryHome
-	kernel   *kernel
+	kernel   *testKernel
 	readonly bool
 	attached *File
 	name     string // "file" if empty
@@ -438,7 +438,7 @@ func newKeyedMachine(t *testing.T, keys []*gpubackend.DigestKey, options ...mach
 
 func (m *machine) file(size int) *source {
 	m.next++
-	return &source{id: FileID{1, m.next}, home: newHome(size), kernel: &kernel{}}
+	return &source{id: FileID{1, m.next}, home: newHome(size), kernel: &testKernel{}}
 }
 
 // program is a client with a mapping. It loads from the memory and stores into it as a kernel would.
@@ -623,7 +623,7 @@ func (s *source) truncate(t *testing.T, size int64) {
 var (
 	_ Source      = (*source)(nil)
 	_ Home        = (*memoryHome)(nil)
-	_ KernelPages = (*kernel)(nil)
+	_ KernelPages = (*testKernel)(nil)
 )
 
 // collectDue does the background's work of one tick, and waits for it.

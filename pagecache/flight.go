@@ -368,8 +368,8 @@ func (f *File) flyLocked(c *portion) bool {
 // showLocked shows the flights of rg in which nothing is pending. Their pages then count as pages that the kernel may
 // hold.
 func (f *File) showLocked(rg page.Range) {
-	if len(f.merged) > 0 {
-		return // see forgetMergedLocked
+	if f.kernel.HasMerged() {
+		return
 	}
 	for _, x := range f.flights.in(rg, math.MaxInt64) {
 		if !x.shown && len(f.lrc.Pending(x.pages, true)) == 0 {

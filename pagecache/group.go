@@ -181,7 +181,7 @@ func (p *groupPart) leaveLocked() { p.h.grouped = subtract(p.h.grouped, p.pages)
 // bringHome brings home what the device released of the pages. No more of them are released meanwhile.
 func (p *groupPart) bringHome(ctx context.Context) error {
 	for {
-		if err := p.f.waitDrains(ctx, p.span()); err != nil {
+		if err := p.f.kernel.Await(ctx, p.span()); err != nil {
 			return err
 		}
 		if err := p.f.mu.LockIn(ctx); err != nil {
@@ -349,11 +349,11 @@ func (p *groupPart) publish(modified []page.Range) (pages int64) {
 	done, err := f.releaseLocked(ctx, p.h, before(modified, page.Count(f.size)), p.span())
 	p.leaveLocked()
 	if err == nil { // always, since ctx does not end
-		f.drainAllLocked(&done)
+		f.kernel.Drop(done.drain)
 	}
 	f.mu.Unlock()
-	f.tellTimes(done)
-	_ = f.waitDrains(ctx, p.span())
+	done.tellTimes(f.kernel.CachesWrites())
+	_ = f.kernel.Await(ctx, p.span())
 	f.count(func(c *Counters) { c.Releases.Add(1); c.ReleasedPages.Add(done.pages) })
 	return done.pages
 }

@@ -21,13 +21,6 @@ import (
 //   - Requests that extend the file zero as always, unless a write may have come since the kernel last sent everything.
 //     The same holds for direct changes in SOURCE that extend it.
 
-// GrowingPages is the KernelPages of a kernel that may know a file to be longer than home.
-type GrowingPages interface {
-	KernelPages
-	// SendFrom makes the kernel send what it has of the file from off on. It blocks like Invalidate.
-	SendFrom(off int64) error
-}
-
 const (
 	// askedPages is the most pages past end of file that are examined before a write: 4 MiB.
 	askedPages = batchPages
@@ -37,28 +30,6 @@ const (
 	pastHold = 2 * pastPages
 )
 
-// sendGrowth makes home as long as the kernel knows the file to be.
-func (f *File) sendGrowth(ctx context.Context) error {
-	if err := f.mu.LockIn(ctx); err != nil {
-		return err
-	}
-	kernel, grows := f.kernel.(GrowingPages)
-	size, asked := f.size, f.asked.Load()
-	f.mu.Unlock()
-	if !grows {
-		return nil
-	}
-	if err := kernel.SendFrom(size); err != nil {
-		return err
-	}
-	if err := f.mu.LockIn(ctx); err != nil {
-		return err
-	}
-	f.sentAll = asked
-	f.mu.Unlock()
-	return nil
-}
-
 // prepareRelease prepares a release of rg by h: it discards stores past end of file, so that they go nowhere, now or
 // later. It examines the page at the end of file only if the kernel may know the file to be longer. In that case it
 // examines the memory of all holdings, since the file may grow without a request.
@@ -66,22 +37,19 @@ func (f *File) prepareRelease(ctx context.Context, h *holding, rg page.Range) er
 	if err := f.mu.LockIn(ctx); err != nil {
 		return err
 	}
-	past := rg.End > page.Count(f.size) || f.c.writeBack && rg.End.Offset() > f.size
+	past := rg.End > page.Count(f.size) || f.kernel.CachesWrites() && rg.End.Offset() > f.size
 	f.mu.Unlock()
 	if !past {
 		return nil
 	}
-	if err := f.sendGrowth(ctx); err != nil {
+	if err := f.kernel.SendGrowth(ctx); err != nil {
 		return err
 	}
-	if f.c.writeBack {
+	if f.kernel.CachesWrites() {
 		h = nil
 	}
 	return f.forgetPastEnd(ctx, h, rg)
 }
-
-// longerLocked reports whether the kernel may know the file to be longer than home.
-func (f *File) longerLocked() bool { return f.c.writeBack && f.sentAll != f.asked.Load() }
 
 // ReachesPast reports whether a device maps the file for writing past size. It does not wait for File.mu: if the lock
 // is not free, it returns true.
@@ -101,7 +69,7 @@ func (f *File) ReachesPast(size int64) bool {
 // BeforeWrite is called before a program may write to the file without a request. It blocks on devices and on the
 // kernel.
 func (f *File) BeforeWrite(ctx context.Context) error {
-	defer f.asked.Add(1)
+	defer f.kernel.MayExtend()
 	if err := f.mu.RLockIn(ctx); err != nil {
 		return err
 	}
@@ -140,7 +108,7 @@ func (f *File) forgetSomePastEnd(ctx context.Context, of *holding, rg page.Range
 		if err != nil || len(found) == 0 {
 			return next, err
 		}
-		if err := f.sendGrowth(ctx); err != nil {
+		if err := f.kernel.SendGrowth(ctx); err != nil {
 			return next, err
 		}
 		if err := f.mu.LockIn(ctx); err != nil {

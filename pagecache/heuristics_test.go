@@ -24,7 +24,7 @@ func BenchmarkHeuristics(b *testing.B) {
 		c, err := New(Options{Devices: []gpubackend.Device{d}, HostMemory: 8 << 20, DeviceReads: DeviceReadsAlways})
 		require.NoError(b, err)
 		b.Cleanup(func() { require.NoError(b, c.Close(context.Background())) })
-		src := &source{id: FileID{1, 1}, home: newHome(size), kernel: &kernel{}}
+		src := &source{id: FileID{1, 1}, home: newHome(size), kernel: &testKernel{}}
 		_, err = c.Map(b.Context(), src, MapRequest{Len: size})
 		require.NoError(b, err)
 		return c, src, &openHome{Home: src.home}

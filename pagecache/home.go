@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/gaiafs/gaiafs/pagecache/kernel"
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
@@ -110,14 +111,10 @@ type RemovableHome interface {
 	Removed() bool
 }
 
-// KernelPages is the kernel's page cache of the file's inode, the CPU's replica.
-type KernelPages interface {
-	// Invalidate writes the dirty pages of the n bytes at off home and drops every page of the range, and the inode's
-	// cached attributes. The dirty pages arrive as ordinary write requests before it returns. A negative n means to the
-	// end of file. It blocks, and must be called without any lock that a FUSE request handler takes.
-	Invalidate(off, n int64) error
-	// Push gives the kernel p, whole pages of home at off, and reports whether it took them. It does nothing if a
-	// program may change home through the mount, if the kernel thinks that the file is shorter, or if current returns
-	// false. Invalidate waits for a Push that called current before. Push blocks as Invalidate does.
-	Push(off int64, p []byte, current func() bool) bool
-}
+// KernelPages is the kernel's page cache of a file's inode. TimedPages keep times, and GrowingPages may know a file to
+// be longer than home.
+type (
+	KernelPages  = kernel.Pages
+	TimedPages   = kernel.TimedPages
+	GrowingPages = kernel.GrowingPages
+)

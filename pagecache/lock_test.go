@@ -61,7 +61,7 @@ func TestNobodyWaitsForTheFileBeyondHisContext(t *testing.T) {
 			return src.attached.forgetPastEnd(ctx, nil, page.From(0).Pages())
 		},
 		"releases that drain": func(ctx context.Context, src *source) error {
-			return src.attached.waitDrains(ctx, page.From(0).Pages())
+			return src.attached.kernel.Await(ctx, page.From(0).Pages())
 		},
 		"release": func(ctx context.Context, src *source) error {
 			_, err := src.attached.modified(ctx, nil, nil)
@@ -100,7 +100,7 @@ func TestNobodyWaitsForTheFileBeyondHisContext(t *testing.T) {
 			return (&groupPart{f: src.attached}).take(ctx)
 		},
 		"bytes that only the kernel has": func(ctx context.Context, src *source) error {
-			return src.attached.sendGrowth(ctx)
+			return src.attached.kernel.SendGrowth(ctx)
 		},
 		"check": func(ctx context.Context, src *source) error {
 			_, err := src.attached.CheckHome(ctx)

@@ -210,13 +210,13 @@ func (m *Mapping) begin(ctx context.Context, src Source) (err error) {
 		return err
 	}
 	f.mappings[m] = struct{}{}
-	kernel, size := f.kernel, f.size
+	kernel, size := f.kernel.Pages(), f.size
 	f.mu.Unlock()
 	c.beginMapping()
-	if c.writeBack && m.writable && f.ReachesPast(size) {
+	if f.kernel.CachesWrites() && m.writable && f.ReachesPast(size) {
 		// From now on the kernel asks before it writes.
 		if err = kernel.Invalidate(-1, -1); err == nil {
-			err = f.sendGrowth(ctx)
+			err = f.kernel.SendGrowth(ctx)
 		}
 	}
 	if err == nil && !m.lazy && m.client == nil {
@@ -266,7 +266,7 @@ func (f *File) kernelIn(ctx context.Context) (KernelPages, error) {
 		return nil, err
 	}
 	defer f.mu.Unlock()
-	return f.kernel, nil
+	return f.kernel.Pages(), nil
 }
 
 // Movable reports whether the mapping gets its memory from brackets, and the memory moves.

@@ -119,7 +119,7 @@ func (f *File) readPending(
 		// The kernel may have a dirty copy, so draining pages are left alone: their release has not returned yet.
 		pending = f.lrc.Pending(rg, false)
 	} else {
-		f.forgetMergedLocked(rg)
+		f.kernel.Reads(rg)
 		pending = f.lrc.CPURead(rg)
 	}
 	if len(pending) > 0 {
@@ -135,7 +135,7 @@ func (f *File) readPending(
 	if serves {
 		size = f.size
 	}
-	if fromDevices && len(f.merged) == 0 { // see forgetMergedLocked
+	if fromDevices && !f.kernel.HasMerged() {
 		f.clean.Publish(rg, direct, cleanread.State{Size: f.size, Serves: serves, Changes: f.changes})
 	}
 	return size, 0, true, nil
@@ -175,27 +175,6 @@ func (f *File) readBringingLocked(
 	return n, false, err
 }
 
-// redropLocked makes the kernel drop the pages of rg after the current read is answered. The read gives them to the
-// kernel although something of them is pending. bytes are what it gets, or nil if the read fails.
-func (f *File) redropLocked(rg page.Range, bytes []byte) {
-	drain := f.lrc.CPUReadMerged(rg)
-	if len(drain.Pages) == 0 {
-		return
-	}
-	if bytes != nil {
-		f.gaveMergedLocked(drain, rg.Start, bytes)
-	}
-	f.drains[drain.ID] = make(chan struct{})
-	f.c.background.Add(1)
-	go func() {
-		defer f.c.background.Done()
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		f.drainLocked(drain, true)
-		f.droppedMergedLocked(drain)
-	}()
-}
-
 // ReadRange brings released bytes home for requests that read home by other means than Read.
 func (f *File) ReadRange(ctx context.Context, bytes page.Bytes) error {
 	if err := f.mu.LockIn(ctx); err != nil {
@@ -215,7 +194,7 @@ func (f *File) readMergedLocked(ctx context.Context, p []byte, off int64,
 	rg := page.Covering(off, int64(len(p)))
 	buf, err := f.mergedLocked(ctx, rg, entering)
 	if kept {
-		f.redropLocked(rg, buf)
+		f.kernel.GetsMerged(rg, buf, f.c.background.Go)
 	}
 	got := page.Span(off, int64(len(p))).Intersect(page.Bytes{End: f.size})
 	if err != nil || got.Empty() {

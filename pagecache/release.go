@@ -3,22 +3,15 @@ package pagecache
 import (
 	"cmp"
 	"context"
-	"errors"
 	"slices"
-	"syscall"
 	"time"
 
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
+	"github.com/gaiafs/gaiafs/pagecache/kernel"
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
-
-// dropGap is the widest gap of clean pages between two dropped runs that is dropped along with them, to save a call.
-const dropGap = 8
-
-// maxRedrops bounds how often one release drops pages again that come back to the kernel.
-const maxRedrops = 100
 
 // release publishes the stores of programs into the pages of rg on the device of h. It returns the pages that differ
 // from their base. On return the kernel holds no old copy of them. No data moves. If ctx ends before the pages are
@@ -53,11 +46,11 @@ func (f *File) release(ctx context.Context, h *holding,
 		f.mu.Unlock()
 		return nil, 0, err
 	}
-	f.drainAllLocked(&p)
+	f.kernel.Drop(p.drain)
 	f.mu.Unlock()
-	f.tellTimes(p)
+	p.tellTimes(f.kernel.CachesWrites())
 	// Another process's release of a shared page may have published our bytes too, and may still be draining.
-	if err := f.waitDrains(ctx, rg); err != nil {
+	if err := f.kernel.Await(ctx, rg); err != nil {
 		return modified, grouped, err
 	}
 	f.count(func(c *Counters) { c.Releases.Add(1); c.ReleasedPages.Add(p.pages) })
@@ -70,7 +63,7 @@ type released struct {
 	pages   int64
 	drain   lrc.Drain // what the kernel must drop
 	dropped bool      // the kernel had pages to drop
-	kernel  KernelPages
+	kernel  kernel.Pages
 }
 
 // releaseLocked publishes the pages in modified, which are in rg. If the kernel caches writes, earlier releases of the
@@ -95,9 +88,11 @@ func (f *File) releaseLocked(ctx context.Context, h *holding, modified []page.Ra
 	f.releases++
 	f.coming.Add(p.pages)
 	if p.pages > 0 {
-		f.modifiedNowLocked()
+		if err := modifiedNow(f.home); err != nil {
+			f.c.log.Warn("a release cannot set the time of modification", "file", f.Name(), "error", err)
+		}
 	}
-	p.kernel, p.dropped = f.kernel, len(p.drain.Pages) > 0
+	p.kernel, p.dropped = f.kernel.Pages(), len(p.drain.Pages) > 0
 	if p.pages > 0 && f.pendingSince.IsZero() {
 		f.pendingSince = time.Now()
 		f.c.hold.join() // this release is a user, and has waited
@@ -105,21 +100,11 @@ func (f *File) releaseLocked(ctx context.Context, h *holding, modified []page.Ra
 	return p, nil
 }
 
-// drainAllLocked makes the kernel drop the published pages. It releases mu while it waits.
-func (f *File) drainAllLocked(p *released) {
-	for tries := 0; len(p.drain.Pages) > 0 && tries <= maxRedrops; tries++ {
-		if tries == maxRedrops {
-			f.c.log.Warn("programs keep writing the pages that a release makes the kernel drop", "file", f.Name())
-		}
-		p.drain = f.drainLocked(p.drain, tries == maxRedrops)
-	}
-}
-
-// tellTimes makes the kernel drop the file's times, unless they went along with dropped pages. In write-back mode it
-// always does so.
-func (f *File) tellTimes(p released) {
-	if timed, ok := p.kernel.(TimedPages); ok && p.pages > 0 && (!p.dropped || f.c.writeBack) {
-		timed.Modified()
+// tellTimes makes the kernel drop the file's times, unless they went along with dropped pages. If the kernel caches
+// writes, it always does so. The caller holds no lock.
+func (p released) tellTimes(cachesWrites bool) {
+	if p.pages > 0 && (!p.dropped || cachesWrites) {
+		kernel.Modified(p.kernel)
 	}
 }
 
@@ -149,7 +134,7 @@ func (f *File) storedLocked(ctx context.Context, h *holding, rg page.Range) ([]p
 		f.lostLocked(h.dev, err)
 		return nil, h.dev.fault(err)
 	}
-	if f.longerLocked() {
+	if f.kernel.MayBeLonger() {
 		return modified, nil
 	}
 	return f.insideFileLocked(ctx, h, modified)
@@ -166,33 +151,6 @@ func before(ranges []page.Range, end page.Index) []page.Range {
 		ranges = ranges[:n-1]
 	}
 	return ranges
-}
-
-// drainLocked makes the kernel drop the pages of a drain. It returns the next drain, unless last says that this is the
-// last try. Waiters of the drain wait for the next ones, too: until those are over, the kernel has pages that lack
-// released bytes, and a program's write does not bring those bytes home first. drainLocked releases mu while the kernel
-// works.
-func (f *File) drainLocked(drain lrc.Drain, last bool) (next lrc.Drain) {
-	kernel, done := f.kernel, f.drains[drain.ID]
-	if done == nil {
-		done = make(chan struct{})
-		f.drains[drain.ID] = done
-	}
-	f.mu.Unlock()
-	f.dropKernelPages(kernel, drain.Pages)
-	f.mu.Lock()
-	if last {
-		drain.GiveUp()
-	} else {
-		next = drain.Dropped()
-	}
-	delete(f.drains, drain.ID)
-	if len(next.Pages) > 0 {
-		f.drains[next.ID] = done
-	} else {
-		close(done)
-	}
-	return next
 }
 
 // scan is a part of an extent that is searched for modified pages without File.mu.
@@ -346,28 +304,4 @@ func (f *File) modifiedLocked(ctx context.Context, h *holding, rg page.Range) (m
 		}
 	}
 	return modified, nil
-}
-
-// dropKernelPages makes the kernel write its dirty pages of the runs home, and drop all pages of them. The caller holds
-// no lock.
-func (f *File) dropKernelPages(kernel KernelPages, drops []page.Range) {
-	start := time.Now()
-	joined := []page.Range{drops[0]}
-	for _, d := range drops[1:] {
-		if last := &joined[len(joined)-1]; d.Start-last.End <= dropGap {
-			last.End = d.End
-		} else {
-			joined = append(joined, d)
-		}
-	}
-	// One after the other: the kernel is slower with several at a time.
-	for _, d := range joined {
-		err := kernel.Invalidate(d.Offset(), d.Bytes())
-		if err != nil && !errors.Is(err, syscall.ENOENT) {
-			f.c.log.Error("the kernel did not drop its pages of a release", "file", f.Name(), "pages", d.String(),
-				"error", err)
-		}
-	}
-	f.count(func(c *Counters) { c.Invalidations.Add(int64(len(joined))) })
-	f.c.counters.InvalidateTime.Observe(time.Since(start))
 }

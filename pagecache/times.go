@@ -1,6 +1,9 @@
 package pagecache
 
-import "time"
+import (
+	"sync/atomic"
+	"time"
+)
 
 // A release is the moment at which a file is modified. Its mtime moves then, not when the bytes come home. A collect
 // restores mtime, so an mtime that a program sets after a release stays. A collect cannot restore ctime. Some programs
@@ -16,13 +19,6 @@ type TimedHome interface {
 	SetModified(mtime time.Time) error
 }
 
-// TimedPages is a KernelPages that keeps times of its own.
-type TimedPages interface {
-	KernelPages
-	// Modified tells the kernel that the file was modified just now. It blocks as Invalidate does.
-	Modified()
-}
-
 // shownTimes holds the times that programs are shown instead of home's.
 type shownTimes struct {
 	collecting bool      // home's times may be anything
@@ -33,9 +29,16 @@ type shownTimes struct {
 	noticed    uint64    // while collecting: Home.Noticed before
 }
 
+// times are the times of a file that programs are shown. They change with File.mu held.
+type times struct{ now atomic.Pointer[shownTimes] }
+
 // ShownTimes returns the times to show to programs if home has the given ones.
 func (f *File) ShownTimes(mtime, ctime time.Time) (shownMtime, shownCtime time.Time) {
-	switch t := f.shown.Load(); {
+	return f.times.shown(mtime, ctime)
+}
+
+func (t *times) shown(mtime, ctime time.Time) (shownMtime, shownCtime time.Time) {
+	switch t := t.now.Load(); {
 	case t == nil:
 	case t.collecting:
 		return t.mtime, t.ctime
@@ -45,42 +48,39 @@ func (f *File) ShownTimes(mtime, ctime time.Time) (shownMtime, shownCtime time.T
 	return mtime, ctime
 }
 
-// beginWritingLocked notes that released bytes are about to be written to home, which has these times and has noticed
-// so many changes by others. endWritingLocked restores home's mtime.
-func (f *File) beginWritingLocked(sig Signature, noticed uint64) {
-	_, ctime := f.ShownTimes(sig.Mtime, sig.Ctime)
-	f.shown.Store(&shownTimes{collecting: true, mtime: sig.Mtime, ctime: ctime, began: sig.Ctime, noticed: noticed})
+// beginWriting notes that released bytes are about to be written to home, which has these times and has noticed so many
+// changes by others.
+func (t *times) beginWriting(sig Signature, noticed uint64) {
+	_, ctime := t.shown(sig.Mtime, sig.Ctime)
+	t.now.Store(&shownTimes{collecting: true, mtime: sig.Mtime, ctime: ctime, began: sig.Ctime, noticed: noticed})
 }
 
-// endWritingLocked restores mtime, unless the writes cannot have caused home's present mtime: then it was set in SOURCE
-// during the collect. If others changed home during the collect, programs are shown home's own times.
-func (f *File) endWritingLocked() {
-	t := f.shown.Load()
-	if noticed, err := f.home.Look(); err != nil || noticed != t.noticed {
-		f.shown.Store(nil)
-		return
+// endWriting restores home's mtime, unless the writes cannot have caused home's present mtime: then it was set in
+// SOURCE during the collect. If others changed home during the collect, programs are shown home's own times. failed
+// says why mtime could not be restored.
+func (t *times) endWriting(home Home) (failed error) {
+	was := t.now.Load()
+	if noticed, err := home.Look(); err != nil || noticed != was.noticed {
+		t.now.Store(nil)
+		return nil
 	}
-	sig, err := f.home.Signature()
-	if h, ok := f.home.(TimedHome); ok && err == nil && !sig.Mtime.Before(t.began) && !sig.Mtime.After(sig.Ctime) {
-		if err := h.SetModified(t.mtime); err != nil {
-			f.c.log.Debug("write-back cannot restore the time of modification", "file", f.Name(), "error", err)
-		}
-		sig, err = f.home.Signature()
+	sig, err := home.Signature()
+	if h, ok := home.(TimedHome); ok && err == nil && !sig.Mtime.Before(was.began) && !sig.Mtime.After(sig.Ctime) {
+		failed = h.SetModified(was.mtime)
+		sig, err = home.Signature()
 	}
 	if err != nil {
-		f.shown.Store(nil)
-		return
+		t.now.Store(nil)
+		return failed
 	}
-	f.shown.Store(&shownTimes{left: sig.Ctime, ctime: t.ctime})
+	t.now.Store(&shownTimes{left: sig.Ctime, ctime: was.ctime})
+	return failed
 }
 
-// modifiedNowLocked sets home's mtime to now.
-func (f *File) modifiedNowLocked() {
-	h, ok := f.home.(TimedHome)
-	if !ok {
-		return
+// modifiedNow sets home's mtime to now, if home can do that.
+func modifiedNow(home Home) error {
+	if h, ok := home.(TimedHome); ok {
+		return h.Modified()
 	}
-	if err := h.Modified(); err != nil {
-		f.c.log.Warn("a release cannot set the time of modification", "file", f.Name(), "error", err)
-	}
+	return nil
 }

@@ -88,7 +88,7 @@ func (p *viewPart) acquire(ctx context.Context, list []page.Range, launder bool,
 		if err := f.mu.LockIn(ctx); err != nil {
 			return pages, err
 		}
-		kernel := f.kernel
+		kernel := f.kernel.Pages()
 		f.mu.Unlock()
 		from := page.Range{Start: list[0].Start, End: list[len(list)-1].End}
 		if err := kernel.Invalidate(from.Offset(), from.Bytes()); err != nil && err != syscall.ENOENT {

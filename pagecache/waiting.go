@@ -106,7 +106,7 @@ func (c *Cache) Flush(ctx context.Context) error {
 // drainingFile is a file with releases under way. Everything but their pages was flushed; err is the result.
 type drainingFile struct {
 	f      *File
-	drains []chan struct{}
+	drains []<-chan struct{}
 	err    error
 }
 
@@ -151,11 +151,11 @@ func (c *Cache) flushDraining(ctx context.Context, d drainingFile) error {
 }
 
 // flush brings the released bytes of the file home, except pages of releases under way. It returns those releases.
-func (f *File) flush(ctx context.Context) (drains []chan struct{}, err error) {
+func (f *File) flush(ctx context.Context) (drains []<-chan struct{}, err error) {
 	f.mu.Lock()
 	waits := !f.pendingSince.IsZero()
 	if waits {
-		drains = f.drainsLocked(page.Range{End: f.lrc.End()})
+		drains = f.kernel.Ends(page.Range{End: f.lrc.End()})
 	}
 	f.mu.Unlock()
 	if !waits {

@@ -41,7 +41,7 @@ func (f *File) writeBeside(ctx context.Context, c Change, do func(off, n int64) 
 	}
 	written := page.Span(c.Off, c.Len)
 	rg, end := written.Pages(), written.End
-	if f.home.Noticed() != f.changes || f.doubtfulLocked(rg) || len(f.merged) > 0 {
+	if f.home.Noticed() != f.changes || f.doubtfulLocked(rg) || f.kernel.HasMerged() {
 		return false, nil
 	}
 	plan, k, ok := f.beginWrite(rg, end)

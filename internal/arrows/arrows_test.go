@@ -68,8 +68,9 @@ var rules = []rule{
 	{"pagecache", []string{"pagecache/live", "lrc", "versions", "gpubackend", "prefetch", "prefetch/trace",
 		"internal/page", "internal/cost", humanize, sys, sync}, false},
 	// The rooms of pagecache know neither each other nor the rules that pagecache executes. Exception: all transfers
-	// pass the mover.
+	// pass the mover, and the kernel's room hands its drains back to lrc.
 	{"pagecache/live", nil, false},
+	{"pagecache/kernel", []string{"lrc", "internal/page"}, false},
 	{"pagecache/mover", []string{"internal/page", "internal/mapped", "internal/cost", "gpubackend", "pagecache/live"},
 		false},
 	{"pagecache/cleanread", []string{"pagecache/mover", "gpubackend", "prefetch", "internal/page", "internal/cost",
@@ -252,6 +253,7 @@ func TestForbiddenArrowsAreFound(t *testing.T) {
 	require.NotEmpty(t, forbidden("pagecache/mover", ours("lrc"), false))
 	require.NotEmpty(t, forbidden("pagecache/mover/schedule", ours("gpubackend"), true))
 	require.NotEmpty(t, forbidden("pagecache/mover/schedule", ours("pagecache/mover"), false))
+	require.NotEmpty(t, forbidden("pagecache/kernel", ours("pagecache"), false))
 	require.NotEmpty(t, forbidden("pagecache/cleanread", ours("pagecache"), false))
 	require.NotEmpty(t, forbidden("pagecache/cleanread", ours("pagecache/residency"), false))
 	require.NotEmpty(t, forbidden("pagecache/residency", ours("pagecache"), false))

@@ -243,14 +243,14 @@ var pagecachePlants = []plant{
 	{
 		name: "fsync does not wait for a concurrent release",
 		file: "pagecache/collect.go",
-		old:  "\tif err := f.waitDrains(ctx, whole); err != nil {\n\t\treturn err\n\t}\n\tif do == nil {",
+		old:  "\tif err := f.kernel.Await(ctx, whole); err != nil {\n\t\treturn err\n\t}\n\tif do == nil {",
 		new:  "\t_ = whole\n\tif do == nil {",
 		nets: []net{{pkg: "pagecache", run: "TestSyncWaitsForReleases"}},
 	},
 	{
 		name: "a release does not wait for another release of its pages",
 		file: "pagecache/release.go",
-		old:  "\tif err := f.waitDrains(ctx, rg); err != nil {\n\t\treturn modified, grouped, err\n\t}\n",
+		old:  "\tif err := f.kernel.Await(ctx, rg); err != nil {\n\t\treturn modified, grouped, err\n\t}\n",
 		new:  "",
 		nets: []net{{pkg: "pagecache", run: "TestReleaseWaitsForReleases"}},
 	},
@@ -301,7 +301,7 @@ var pagecachePlants = []plant{
 	{
 		name: "the kernel keeps pending pages while the disk is full",
 		file: "pagecache/read.go",
-		old:  "\t\tf.redropLocked(rg, buf)\n",
+		old:  "\t\tf.kernel.GetsMerged(rg, buf, f.c.background.Go)\n",
 		new:  "",
 		nets: []net{{pkg: "pagecache", run: "TestReadsWhileTheDiskIsFull"}},
 	},
@@ -321,7 +321,7 @@ var pagecachePlants = []plant{
 	},
 	{
 		name: "a merged page that the kernel writes back twice is compared with what it first got",
-		file: "pagecache/merged.go",
+		file: "pagecache/kernel/merged.go",
 		old:  "\t\tcopy(known, mine)\n",
 		new:  "",
 		nets: []net{{pkg: "pagecache", run: "TestStoresIntoMergedPages"}},
@@ -329,34 +329,34 @@ var pagecachePlants = []plant{
 	{
 		name: "a merged page that the kernel reads again is compared with what it first got",
 		file: "pagecache/read.go",
-		old:  "f.forgetMergedLocked(rg)\n",
+		old:  "f.kernel.Reads(rg)\n",
 		new:  "_ = rg\n",
 		nets: []net{{pkg: "pagecache", run: "TestStoresIntoPagesThatWereReadAgain"}},
 	},
 	{
 		name: "reads without File.mu begin while the kernel drops merged pages",
 		file: "pagecache/read.go",
-		old:  "if fromDevices && len(f.merged) == 0 {",
+		old:  "if fromDevices && !f.kernel.HasMerged() {",
 		new:  "if fromDevices {",
 		nets: []net{{pkg: "pagecache", run: "TestStoresIntoPagesThatWereReadAgain"}},
 	},
 	{
 		name: "reads of flights without File.mu begin while the kernel drops merged pages",
 		file: "pagecache/flight.go",
-		old:  "if len(f.merged) > 0 {\n\t\treturn // see",
-		new:  "if len(f.merged) < 0 {\n\t\treturn // see",
+		old:  "if f.kernel.HasMerged() {\n\t\treturn",
+		new:  "if f == nil {\n\t\treturn",
 		nets: []net{{pkg: "pagecache", run: "TestStoresIntoPagesThatWereReadAgain"}},
 	},
 	{
 		name: "a merged page counts as having what was written past the kernel's pages",
-		file: "pagecache/merged.go",
+		file: "pagecache/change.go",
 		old:  "case !c.Direct:",
 		new:  "default:",
 		nets: []net{{pkg: "pagecache", run: "TestDirectWritesIntoMergedPages"}},
 	},
 	{
 		name: "a merged page counts as having what a hole zeroed",
-		file: "pagecache/merged.go",
+		file: "pagecache/change.go",
 		old:  "\tcase c.Kind == ChangeZero:\n",
 		new:  "\tcase c.Kind == ChangeZero && c.WriteBack:\n",
 		nets: []net{{pkg: "pagecache", run: "TestZerosInMergedPages"}},
@@ -364,7 +364,7 @@ var pagecachePlants = []plant{
 	{
 		name: "a merged page counts as having what a truncation cut off",
 		file: "pagecache/change.go",
-		old:  "\tf.zeroedMergedLocked(page.From(size))\n",
+		old:  "\tf.kernel.Zeroes(page.From(size))\n",
 		new:  "",
 		nets: []net{{pkg: "pagecache", run: "TestZerosInMergedPages"}},
 	},
@@ -504,7 +504,7 @@ var pagecachePlants = []plant{
 	{
 		name: "stores past the end keep memory",
 		file: "pagecache/release.go",
-		old:  "\tif f.longerLocked() {\n\t\treturn modified, nil",
+		old:  "\tif f.kernel.MayBeLonger() {\n\t\treturn modified, nil",
 		new:  "\tif len(modified) > 0 {\n\t\treturn modified, nil",
 		nets: []net{{pkg: "pagecache", run: "TestStoresPastTheEndAreNoReasonToStay"}},
 	},
@@ -650,8 +650,8 @@ var pagecachePlants = []plant{
 	{
 		name: "a collect moves the time of modification",
 		file: "pagecache/times.go",
-		old:  "if err := h.SetModified(t.mtime); err != nil {",
-		new:  "if err := error(nil); h == nil || err != nil {",
+		old:  "failed = h.SetModified(was.mtime)",
+		new:  "_ = h",
 		nets: []net{{pkg: "fs", run: "TestReleaseIsTheMomentOfModification"}},
 	},
 	{
@@ -671,8 +671,8 @@ var pagecachePlants = []plant{
 	{
 		name: "growth in SOURCE zeroes device stores within the kernel's file size",
 		file: "pagecache/beside.go",
-		old:  "} else if !f.longerLocked() {",
-		new:  "} else if !f.longerLocked() || before >= 0 {",
+		old:  "} else if !f.kernel.MayBeLonger() {",
+		new:  "} else if !f.kernel.MayBeLonger() || before >= 0 {",
 		nets: []net{{pkg: "pagecache", run: "TestStoresInsideTheSizeOfTheKernelSurviveGrowthInSource"}},
 	},
 	{
