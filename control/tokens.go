@@ -101,6 +101,13 @@ func (t *tokens) redeem(token [tokenSize]byte) (src pagecache.Source, ok bool) {
 	return g.source, true
 }
 
+// peek returns the source of a token that can be redeemed, or nil. The token can still be redeemed.
+func (t *tokens) peek(token [tokenSize]byte) pagecache.Source {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.waiting[token].source
+}
+
 // sweepLocked drops a user's oldest tokens that have expired or were redeemed.
 func (t *tokens) sweepLocked(user int64, now time.Time) {
 	for len(t.orders[user]) > 0 {

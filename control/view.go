@@ -117,6 +117,7 @@ func (s *session) openView(r mapViewRequest) (*openMap, mapped, error) {
 			Alignment: r.alignment,
 			Lazy:      r.flags&mapLazy != 0,
 			Launder:   r.flags&mapLaunder != 0,
+			Process:   uint32(s.who.Pid),
 			User:      s.who.Uid,
 			Limited:   s.ordinary,
 			Cgroup:    s.cgroup,

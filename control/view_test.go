@@ -9,7 +9,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/gaiafs/gaiafs/control"
 	"github.com/gaiafs/gaiafs/control/controltest"
+	"github.com/gaiafs/gaiafs/pagecache/live"
 )
 
 // viewRequest is a MAPVIEW of files with an alignment, and deliberate faults.
@@ -172,4 +174,31 @@ func TestMapViewIsRefused(t *testing.T) {
 	plain, _ := s.connectAll()
 	require.Equal(t, syscall.EOPNOTSUPP,
 		plain.call(viewRequest{alignment: 1, tokens: tokens[:1], segments: one}.frame(2)).errno())
+}
+
+// TestRequestsForMemoryAreShownWithFiles: watchers see which files a client maps, as they are or in a view, and where.
+func TestRequestsForMemoryAreShownWithFiles(t *testing.T) {
+	var feed live.Feed
+	s := start(t, &controltest.Cache{Devices: 2}, func(o *control.Options) { o.Live = &feed })
+	w := feed.Watch(live.Filter{Kinds: []string{"map", "map-view"}, Path: s.file.Name()})
+	defer w.Stop()
+	c := s.connectViews()
+	shown := func(want live.Event) {
+		t.Helper()
+		events := w.Next(t.Context())
+		require.Len(t, events, 1)
+		e := events[0]
+		require.Equal(t, want, live.Event{Kind: e.Kind, File: e.File, ID: e.ID, Device: e.Device, Bytes: e.Bytes})
+	}
+	id := live.FileID(s.file.ID())
+	c.send(mapFrameOn(2, s.token(), 1, [16]byte{}, 1, 0, 4096))
+	require.Equal(t, uint16(mapped), c.read().typ)
+	shown(live.Event{Kind: "map", File: s.file.Name(), ID: id, Device: "gpu1", Bytes: 4096})
+	for c.read().typ != extents {
+	}
+	r := viewRequest{alignment: 256, tokens: [][16]byte{s.token(), s.token()}, size: 48,
+		segments: [][5]uint64{{5, 100, 0, 1, 0}, {7, 3, 10, 4, 1}}}
+	c.send(r.frame(3))
+	require.Equal(t, uint16(mapped), c.read().typ)
+	shown(live.Event{Kind: "map-view", File: s.file.Name(), ID: id, Device: "gpu0"})
 }

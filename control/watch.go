@@ -114,10 +114,15 @@ func WatchedKinds() []string { return slices.Collect(maps.Values(watchedNames)) 
 // watched is what a request is about, for watchers.
 type watched struct {
 	seen     bool // somebody was watching when the request came
-	id       live.FileID
-	name     func() string
+	files    []watchedFiles
 	off, len int64
 	device   string
+}
+
+// watchedFiles is the first of some files, and the names of them all.
+type watchedFiles struct {
+	first pagecache.FileID
+	names func() []string
 }
 
 // about finds out what a request is about, if somebody is watching.
@@ -128,15 +133,37 @@ func (s *session) about(t frameType, body []byte) (w watched) {
 	switch t {
 	case typeAcquire, typeRelease, typeSync, typeAdvise:
 		if r, err := s.version.decodeRange(body); err == nil {
-			w = s.aboutMapping(r.mapping)
+			w.mapping(s, r.mapping)
 			w.off, w.len = r.off, r.len
 		}
 	case typeUnmap:
 		if m, err := s.version.decodeUnmap(body); err == nil {
-			w = s.aboutMapping(m)
+			w.mapping(s, m)
+		}
+	case typeAcquireAll:
+		if r, err := decodeAcquireAll(body); err == nil {
+			w.ranges(s, r.ranges)
+		}
+	case typeBeginGroup:
+		if ranges, err := decodeGroupRanges(body); err == nil {
+			w.ranges(s, ranges)
 		}
 	case typeMap:
 		if r, err := s.version.decodeMap(body); err == nil {
+			w.token(s, r.token)
+			w.place(r.device, r.uuid)
+			w.off, w.len = r.off, r.len
+		}
+	case typeMapView:
+		if r, err := s.version.decodeMapView(body); err == nil {
+			for _, token := range r.tokens {
+				w.token(s, token)
+			}
+			w.place(r.device, r.uuid)
+		}
+	case typeFile:
+		if r, err := s.version.decodeFile(body); err == nil {
+			w.token(s, r.token)
 			w.off, w.len = r.off, r.len
 		}
 	}
@@ -144,17 +171,46 @@ func (s *session) about(t frameType, body []byte) (w watched) {
 	return w
 }
 
-func (s *session) aboutMapping(id mappingID) (w watched) {
+// mapping adds the files of a mapping.
+func (w *watched) mapping(s *session, id mappingID) {
 	m, ok := s.use(id)
 	if !ok {
-		return w
+		return
 	}
 	defer m.users.Done()
 	w.device = fmt.Sprint("gpu", m.Device().Ordinal)
-	if named, ok := m.Mapping.(interface{ Name() string }); ok && len(m.files) == 1 {
-		w.id, w.name = live.FileID(m.files[0]), named.Name
+	if named, ok := m.Mapping.(interface{ Names() []string }); ok && len(m.files) > 0 {
+		w.files = append(w.files, watchedFiles{m.files[0], named.Names})
 	}
-	return w
+}
+
+// ranges adds the files of mappings. The device is that of all of them, or none.
+func (w *watched) ranges(s *session, ranges []groupRange) {
+	seen := make(map[mappingID]bool)
+	device := ""
+	for _, r := range ranges {
+		if !seen[r.mapping] {
+			seen[r.mapping] = true
+			if w.mapping(s, r.mapping); len(seen) > 1 && w.device != device {
+				w.device = ""
+			}
+			device = w.device
+		}
+	}
+}
+
+// token adds the file that a token gives access to.
+func (w *watched) token(s *session, token [tokenSize]byte) {
+	if src := s.server.tokens.peek(token); src != nil {
+		w.files = append(w.files, watchedFiles{src.ID(), func() []string { return []string{src.Name()} }})
+	}
+}
+
+// place notes the device that a client names by its number.
+func (w *watched) place(device uint32, uuid [uuidSize]byte) {
+	if uuid == [uuidSize]byte{} {
+		w.device = fmt.Sprint("gpu", device)
+	}
 }
 
 // showMove shows a MOVE that the client answered to watchers.
@@ -178,7 +234,22 @@ func (s *session) show(t frameType, of watched, began time.Time) {
 	if !of.seen || !feed.On() || watchedNames[t] == "" {
 		return
 	}
-	feed.Send(live.Event{At: began, Micros: float64(time.Since(began)) / 1e3, Kind: watchedNames[t],
-		Process: uint32(s.who.Pid),
-		User:    s.who.Uid, ID: of.id, Offset: of.off, Bytes: of.len, Device: of.device}, of.name)
+	e := live.Event{At: began, Micros: float64(time.Since(began)) / 1e3, Kind: watchedNames[t],
+		Process: uint32(s.who.Pid), User: s.who.Uid, Offset: of.off, Bytes: of.len, Device: of.device}
+	if len(of.files) == 0 {
+		feed.Send(e, nil)
+		return
+	}
+	e.ID = live.FileID(of.files[0].first)
+	feed.Send(e, func() (names []string) {
+		seen := make(map[string]bool)
+		for _, f := range of.files {
+			for _, name := range f.names() {
+				if !seen[name] {
+					seen[name], names = true, append(names, name)
+				}
+			}
+		}
+		return names
+	})
 }

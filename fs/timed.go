@@ -77,7 +77,7 @@ func (fs *fileSystem) show(feed *live.Feed, e live.Event, id uint64) {
 		return
 	}
 	e.ID = live.FileID(n.key.fileID())
-	feed.Send(e, func() string { return cmp.Or(n.path(), ".") })
+	feed.Send(e, func() []string { return []string{cmp.Or(n.path(), ".")} })
 }
 
 // Requests returns the number and the durations of the kernel's requests, by kind. Kinds without requests are left out.

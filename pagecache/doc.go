@@ -52,7 +52,7 @@
 //	            change undo
 //	clients:    acquireall mapping kept bracket advise views group viewfill viewpeers viewshare viewmapping
 //	            viewstraight recording
-//	cache:      eviction lanes cache settings glance background status inspect unused
+//	cache:      eviction lanes cache settings viewstatus glance background status inspect unused
 //
 // # How long File.mu is held
 //

@@ -36,9 +36,6 @@ func (f *File) glanceLocked() *glance {
 		pendingSince: f.pendingSince,
 		state:        f.lrc.Memory(),
 	}
-	for _, other := range f.snapshotViews() {
-		v.Views = append(v.Views, other.status())
-	}
 	if p := f.Pinning(); p.Any() {
 		v.FileStatus.Pinned, v.PinnedBy = p.String(), p.User
 	}
@@ -96,16 +93,7 @@ func (h *HoldingStatus) count(file *lrc.File, o versions.Owner, pages, width pag
 		h.Tracked += c.Tracked
 		h.Stale += c.Stale
 		h.Dirty += c.Pending
-		switch {
-		case c.Pending > 0:
-			letters[i] = 'd'
-		case c.Stale > 0:
-			letters[i] = 's'
-		case c.Resident > 0:
-			letters[i] = 'c'
-		default:
-			letters[i] = '.'
-		}
+		letters[i] = mapLetter(c.Resident, c.Stale, c.Pending)
 	}
 	h.Map = string(letters)
 }
@@ -161,6 +149,7 @@ func glancesOf(files []*File) []glance {
 			continue
 		}
 		v.ID, v.Name, v.Counters = f.id, f.Name(), f.counters.snapshot()
+		v.Views = viewStatuses(f, page.Index(v.MapPages), page.Count(v.SizeBytes))
 		if !v.pendingSince.IsZero() {
 			v.PendingSeconds = time.Since(v.pendingSince).Seconds()
 		}

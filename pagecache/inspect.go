@@ -30,6 +30,8 @@ type MappingInfo struct {
 	Bytes    int64  `json:"bytes"`
 	Writable bool   `json:"writable"`
 	Lazy     bool   `json:"lazy"`
+	// View says that it is a mapping of a view with bytes of the file. Offset and Bytes are in the view.
+	View bool `json:"view"`
 }
 
 // Inspect returns what devices hold of a file, and who maps it. If they hold nothing, only the ID is set. It blocks as
@@ -45,12 +47,17 @@ func (c *Cache) Inspect(id FileID) Inspection {
 		return in
 	}
 	in.FileStatus = seen[0].FileStatus
-	if in.BusySeconds > 0 {
-		return in // snapshotMappings would wait, too
+	for _, v := range f.snapshotViews() {
+		for _, m := range v.snapshotMappings() {
+			in.MappedBy = append(in.MappedBy, MappingInfo{Process: m.req.Process, User: m.req.User,
+				Device: v.dev.info.Ordinal, Bytes: v.layout.Size(), Lazy: m.req.Lazy, View: true})
+		}
 	}
-	for _, m := range f.snapshotMappings() {
-		in.MappedBy = append(in.MappedBy, MappingInfo{m.process, m.user, m.dev.info.Ordinal, m.off, m.len, m.writable,
-			m.lazy})
+	if in.BusySeconds == 0 { // otherwise snapshotMappings would wait, too
+		for _, m := range f.snapshotMappings() {
+			in.MappedBy = append(in.MappedBy, MappingInfo{m.process, m.user, m.dev.info.Ordinal, m.off, m.len,
+				m.writable, m.lazy, false})
+		}
 	}
 	slices.SortFunc(in.MappedBy, func(a, b MappingInfo) int {
 		return cmp.Or(cmp.Compare(a.Process, b.Process), cmp.Compare(a.Device, b.Device),
@@ -266,7 +273,7 @@ func (f *File) evictViews(ordinal int, e *Eviction) {
 		if ordinal >= 0 && v.dev.info.Ordinal != ordinal {
 			continue
 		}
-		bytes := v.status().DeviceBytes
+		bytes := v.memory()
 		if by, pinned := v.Pinned(); pinned {
 			e.Pinned, e.PinnedBy = e.Pinned+bytes, by.User
 		} else if freed, idle := v.drop(); idle {

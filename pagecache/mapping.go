@@ -500,5 +500,5 @@ func (m *Mapping) unpinLocked() {
 	m.f.dropIdleLocked()
 }
 
-// Name returns the name of the mapped file.
-func (m *Mapping) Name() string { return m.f.Name() }
+// Names returns the name of the file.
+func (m *Mapping) Names() []string { return []string{m.f.Name()} }

@@ -196,20 +196,6 @@ type HoldingStatus struct {
 	Map string `json:"map"`
 }
 
-// ViewStatus describes a view.
-type ViewStatus struct {
-	Device int    `json:"device"`
-	User   uint32 `json:"user"` // its programs share the view
-	// Bytes is the size of the view, DeviceBytes the device memory of its extents, HostBytes the part of --host-memory
-	// that its list of segments takes.
-	Bytes       int64 `json:"bytes"`
-	DeviceBytes int64 `json:"device_bytes"`
-	HostBytes   int64 `json:"host_bytes"`
-	Segments    int   `json:"segments"`
-	Files       int   `json:"files"`
-	Mappings    int   `json:"mappings"`
-}
-
 func (c *Counters) snapshot() map[string]int64 {
 	return map[string]int64{
 		"maps":                  c.Maps.Load(),

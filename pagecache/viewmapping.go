@@ -15,7 +15,7 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/view"
 )
 
-// ViewRequest is a client's request for a view. Device, UUID, Kind, User and Limited are as in MapRequest.
+// ViewRequest is a client's request for a view. Device, UUID, Kind, Process, User and Limited are as in MapRequest.
 type ViewRequest struct {
 	Device    int
 	UUID      gpubackend.UUID
@@ -24,6 +24,7 @@ type ViewRequest struct {
 	Alignment int64          // of each segment in the view
 	Lazy      bool           // nobody will call Fill
 	Launder   bool           // the fill first flushes the kernel's dirty pages of the files
+	Process   uint32
 	User      uint32
 	Limited   bool
 	// Cgroup is as in MapRequest.
@@ -36,8 +37,8 @@ type ViewRequest struct {
 type ViewMapping struct {
 	v       *View
 	pin     *residency.Pin
-	extents []Extent // immutable once OpenView returned
-	launder bool     // immutable
+	extents []Extent    // immutable once OpenView returned
+	req     ViewRequest // immutable
 	// begun ends the wait of the first file's other views for this one.
 	begun func()
 	// firstFill gets the result of the fill that OpenView began; nil if the view is lazy, or once Fill has it.
@@ -86,7 +87,7 @@ func (c *Cache) OpenView(ctx context.Context, sources []Source, req ViewRequest)
 	if err != nil {
 		return nil, err
 	}
-	m := &ViewMapping{v: v, launder: req.Launder}
+	m := &ViewMapping{v: v, req: req}
 	m.start()
 	m.calls.Add(1) // Close may Unmap it from now on, and waits
 	err = m.begin(ctx, req, by)
@@ -224,7 +225,7 @@ func (m *ViewMapping) fill(ctx context.Context) error {
 	defer m.calls.Done()
 	v := m.v
 	_, _, err := v.c.atOneVersion(ctx, v.files, func() (int64, error) {
-		return v.acquire(ctx, page.Span(0, v.layout.Size()), m.launder, m.begun)
+		return v.acquire(ctx, page.Span(0, v.layout.Size()), m.req.Launder, m.begun)
 	})
 	return err
 }
@@ -249,6 +250,14 @@ func (m *ViewMapping) leave(ctx context.Context) {
 
 // Device returns the device's description.
 func (m *ViewMapping) Device() gpubackend.Info { return m.v.dev.info }
+
+// Names returns the names of the files that the view has bytes of.
+func (m *ViewMapping) Names() (names []string) {
+	for _, f := range m.v.files {
+		names = append(names, f.Name())
+	}
+	return names
+}
 
 // Extents returns the extents that cover the view, in order; their offsets are offsets in the view. The descriptors do
 // not allow writing, if this kind of device can enforce that.

@@ -375,17 +375,3 @@ func (v *View) snapshotMappings() []*ViewMapping {
 	defer v.mu.Unlock()
 	return slices.Collect(maps.Keys(v.mappings))
 }
-
-// status returns the view's part of `gaiafs status`.
-func (v *View) status() ViewStatus {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	s := ViewStatus{
-		Device: v.dev.info.Ordinal, User: v.user, Bytes: v.layout.Size(), HostBytes: v.host,
-		Segments: len(v.layout.Segments()), Files: len(v.parts), Mappings: len(v.mappings),
-	}
-	for _, x := range v.extents {
-		s.DeviceBytes += x.Size()
-	}
-	return s
-}

@@ -455,7 +455,7 @@ func TestUnusedViewsGiveHostMemoryBack(t *testing.T) {
 		synctest.Wait()
 		used := int64(0)
 		for _, v := range m.cache.viewsByKey {
-			used += v.status().DeviceBytes
+			used += v.memory()
 		}
 		require.Equal(t, used, m.devices[0].Used(), "memory of views that are gone")
 	})

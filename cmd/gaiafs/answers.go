@@ -44,7 +44,7 @@ type warmed struct {
 	Pages int64 `json:"pages"`
 }
 
-// inspectionFor removes what the viewer may not see: mappings and views of other users.
+// inspectionFor removes what the viewer may not see: mappings of other users, and whose the others' views are.
 func inspectionFor(in pagecache.Inspection, v control.Viewer) pagecache.Inspection {
 	if v.All {
 		return in
@@ -52,7 +52,7 @@ func inspectionFor(in pagecache.Inspection, v control.Viewer) pagecache.Inspecti
 	all := len(in.MappedBy)
 	in.MappedBy = slices.DeleteFunc(in.MappedBy, func(w pagecache.MappingInfo) bool { return w.User != v.User })
 	in.Others = all - len(in.MappedBy)
-	in.Views = slices.DeleteFunc(slices.Clone(in.Views), func(w pagecache.ViewStatus) bool { return w.User != v.User })
+	in.Views = viewsFor(in.Views, v)
 	return in
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -37,7 +38,9 @@ func browser(t *testing.T, address string, flags ...string) (out string) {
 	}
 	args := []string{"--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr",
 		"--user-data-dir=" + t.TempDir(), "--virtual-time-budget=3000"}
-	cmd := exec.Command(program, append(append(args, flags...), address)...)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // Chromium sometimes hangs
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program, append(append(args, flags...), address)...)
 	var said, complained strings.Builder
 	cmd.Stdout, cmd.Stderr = &said, &complained
 	require.NoError(t, cmd.Run(), complained.String())

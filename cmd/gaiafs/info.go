@@ -25,8 +25,9 @@ func newInfo() *cobra.Command {
 		Use:   "info PATH…",
 		Short: "Show where a file is: what devices hold of it, and who maps it",
 		Long: `info shows what each device holds of a file: current is what an acquire would find up to date, stale lacks something that was
-released since, absent is not there. Memory is counted once, however many programs map it. Several files are also summed up. Files
-that the user may not read are named and left out, and the exit code is 1. Root and the user who mounted see all mappings; other
+released since, absent is not there. A view has some of the file's bytes in a layout of its own, as load_safetensors makes it.
+Memory is counted once, however many programs map it. Several files are also summed up. Files that the user may not read are named
+and left out, and the exit code is 1. Root and the user who mounted see all mappings; other
 users see only their own programs' mappings. --json prints a document for scripts, which docs/status.md describes.`,
 		Example: `  gaiafs info /mnt/data/model.safetensors
   gaiafs info --recursive /mnt/data/models | tail -n 3
@@ -77,7 +78,7 @@ type fileInfo struct {
 	MemoryBytes int64 `json:"memory_bytes"`
 }
 
-// residencyInfo is what a device holds, in bytes of the file.
+// residencyInfo is what a device holds, in bytes of the file: as it is, or in a view.
 type residencyInfo struct {
 	Device  int   `json:"device"`
 	Current int64 `json:"current_bytes"`
@@ -113,23 +114,29 @@ func newFileInfo(f target, in pagecache.Inspection) fileInfo {
 	info.SizeBytes = max(in.SizeBytes, f.size)
 	for _, h := range in.Holders {
 		info.MemoryBytes += h.Memory
-		i := slices.IndexFunc(info.Residency, func(r residencyInfo) bool { return r.Device == h.Device })
-		if i < 0 {
-			info.Residency = append(info.Residency, residencyInfo{Device: h.Device})
-			i = len(info.Residency) - 1
-		}
-		r := &info.Residency[i]
-		// If a device has several holdings of the file, show the fullest: users who must not share memory have one
-		// each.
-		if current := bytesOf(h.Resident-h.Stale, info.SizeBytes); current >= r.Current {
-			r.Current, r.Stale = current, bytesOf(h.Stale, info.SizeBytes)
-		}
-		r.Absent = max(info.SizeBytes-r.Current-r.Stale, 0)
+		info.hold(h.Device, bytesOf(h.Resident-h.Stale, info.SizeBytes), bytesOf(h.Stale, info.SizeBytes))
 	}
 	for _, v := range in.Views {
 		info.MemoryBytes += v.DeviceBytes
+		clean, stale := v.Held()
+		info.hold(v.Device, min(clean, info.SizeBytes), min(stale, info.SizeBytes))
 	}
 	return info
+}
+
+// hold notes that a device holds so much of the file. If a device has several holdings or views of the file, the
+// fullest is shown: users who must not share memory have one each.
+func (i *fileInfo) hold(device int, current, stale int64) {
+	n := slices.IndexFunc(i.Residency, func(r residencyInfo) bool { return r.Device == device })
+	if n < 0 {
+		i.Residency = append(i.Residency, residencyInfo{Device: device})
+		n = len(i.Residency) - 1
+	}
+	r := &i.Residency[n]
+	if current >= r.Current {
+		r.Current, r.Stale = current, stale
+	}
+	r.Absent = max(i.SizeBytes-r.Current-r.Stale, 0)
 }
 
 // bytesOf returns how many bytes of a file these pages have. The last page may be partial.
@@ -142,7 +149,7 @@ func (i *fileInfo) print(b *strings.Builder) {
 			fmt.Fprintf(t, "  %s\t%s\n", what, fmt.Sprintf(format, args...))
 		}
 		line("size", "%s", bytesText(i.SizeBytes))
-		if len(i.Residency) == 0 && len(i.Views) == 0 {
+		if len(i.Residency) == 0 {
 			line("devices", "none has any of it")
 		}
 		for _, r := range i.Residency {
@@ -161,7 +168,7 @@ func (i *fileInfo) print(b *strings.Builder) {
 			line("not locked", "%s", pagecache.Printable(i.LockError))
 		}
 		for _, v := range i.Views {
-			line("view", "%s", strings.TrimPrefix(viewText(v), "view "))
+			line("view", "%s", viewText(v))
 		}
 		if i.MemoryBytes > 0 {
 			line("memory", "%s of devices, counted once", bytesText(i.MemoryBytes))
@@ -241,6 +248,9 @@ func windowText(w pagecache.MappingInfo) string {
 	if w.Lazy {
 		access += ", lazily"
 	}
-	return fmt.Sprintf("%s of user %d: %s at %d on gpu%d, %s", name, w.User, bytesText(w.Bytes), w.Offset,
-		w.Device, access)
+	what := fmt.Sprintf("%s at %d", bytesText(w.Bytes), w.Offset)
+	if w.View {
+		what = "a view of " + bytesText(w.Bytes)
+	}
+	return fmt.Sprintf("%s of user %d: %s on gpu%d, %s", name, w.User, what, w.Device, access)
 }

@@ -34,6 +34,10 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
+	if os.Getenv(asViewer) != "" {
+		viewerMain()
+		return
+	}
 	testmount.Main()
 	hungfs.Main()
 	// Everything that the tests make is in one directory, so that a mount there is known to be a leftover of this run.

@@ -106,7 +106,7 @@ func (s *service) status() statusDocument {
 }
 
 // shownTo removes what the viewer may not see: the names of files that others map, which may be in directories that the
-// viewer cannot read, and the other users' mappings, views, tenants and pins.
+// viewer cannot read, whose the other users' views are, and the other users' programs, tenants and pins.
 func (s statusDocument) shownTo(v control.Viewer) statusDocument {
 	s.Files, s.Losses, s.Devices = slices.Clone(s.Files), slices.Clone(s.Losses), slices.Clone(s.Devices)
 	for i := range s.Files {
@@ -114,8 +114,7 @@ func (s statusDocument) shownTo(v control.Viewer) statusDocument {
 			f.Name = "[" + f.ID.String() + "]"
 			f.PinnedBy = 0
 		}
-		s.Files[i].Views = slices.DeleteFunc(slices.Clone(s.Files[i].Views), // the page cache keeps its own
-			func(view pagecache.ViewStatus) bool { return !v.All && view.User != v.User })
+		s.Files[i].Views = viewsFor(s.Files[i].Views, v)
 	}
 	for i, l := range s.Losses {
 		if !v.Knows(l.ID) {
@@ -136,6 +135,17 @@ func (s statusDocument) shownTo(v control.Viewer) statusDocument {
 			func(u pagecache.UserPins) bool { return !v.All && u.User != v.User })
 	}
 	return s
+}
+
+// viewsFor returns views as the viewer may see them: without the users of other users' views, and how these are made.
+func viewsFor(views []pagecache.ViewStatus, v control.Viewer) []pagecache.ViewStatus {
+	shown := slices.Clone(views) // the page cache keeps its own
+	for i := range shown {
+		if !v.All && shown[i].User != v.User {
+			shown[i].User, shown[i].Segments, shown[i].HostBytes = stranger.User, 0, 0
+		}
+	}
+	return shown
 }
 
 func newStatus() *cobra.Command {

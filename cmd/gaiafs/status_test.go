@@ -17,7 +17,7 @@ import (
 func TestStatusNamesNoFilesOfOthers(t *testing.T) {
 	id := pagecache.FileID{Dev: 0x803, Ino: 12}
 	loss := &pagecache.Loss{Device: 1, ID: id, File: "private/diary", Pages: 3}
-	views := []pagecache.ViewStatus{{User: 7, Bytes: 1}, {User: 8, Bytes: 2}}
+	views := []pagecache.ViewStatus{{User: 7, Bytes: 1, Segments: 3, HostBytes: 5}, {User: 8, Bytes: 2, Segments: 4}}
 	status := func() statusDocument {
 		return statusDocument{Status: pagecache.Status{
 			Files:   []pagecache.FileStatus{{ID: id, Name: "private/diary", Mappings: 2, Views: views}},
@@ -34,25 +34,46 @@ func TestStatusNamesNoFilesOfOthers(t *testing.T) {
 	require.Equal(t, "[803:12]", shown.Losses[0].File)
 	require.EqualValues(t, 3, shown.Losses[0].Pages)
 	require.Equal(t, []pagecache.UserPins{{User: 8, Bytes: 2}}, shown.Devices[0].Users)
-	require.Equal(t, []pagecache.ViewStatus{{User: 8, Bytes: 2}}, shown.Files[0].Views)
+	require.Equal(t, []pagecache.ViewStatus{{User: stranger.User, Bytes: 1}, {User: 8, Bytes: 2, Segments: 4}},
+		shown.Files[0].Views)
 	require.Equal(t, []control.Program{{Process: 2, User: 8}}, shown.Programs)
-	require.EqualValues(t, 8, views[1].User, "the cache's own copy is unchanged")
+	require.EqualValues(t, 7, views[0].User, "the cache's own copy is unchanged")
 	require.Equal(t, "private/diary", loss.File, "the cache's own copy is unchanged")
 }
 
-// TestStatusShowsViews: the text form names the views of a file.
-func TestStatusShowsViews(t *testing.T) {
-	s := statusDocument{Status: pagecache.Status{Files: []pagecache.FileStatus{{Name: "weights",
-		Views: []pagecache.ViewStatus{
-			{Device: 1, User: 1000, Bytes: 3 << 20, DeviceBytes: 4 << 20, Segments: 7, Files: 2, Mappings: 3},
-			{Bytes: 1 << 20, DeviceBytes: 2 << 20, Segments: 1, Files: 1, Mappings: 1},
-		}}}}}
+// TestStatusAlignsFiles: a file's views are rows of the table, and a remark on a file does not end its columns.
+func TestStatusAlignsFiles(t *testing.T) {
+	s := statusDocument{Status: pagecache.Status{Files: []pagecache.FileStatus{
+		{Name: "weights", SizeBytes: 1 << 20, Mappings: 1, BusySeconds: 2, Error: "no space",
+			Holders: []pagecache.HoldingStatus{{Device: 10, Resident: 12345, Dirty: 3}},
+			Views:   []pagecache.ViewStatus{{Device: 1, Mappings: 3, Resident: 9, Stale: 8}, {Mappings: 1, Resident: 7}}},
+		{Name: "a longer name", SizeBytes: 5, Pinned: "host"},
+	}}}
 	var b strings.Builder
 	require.NoError(t, s.print(&b, false))
-	require.Contains(t, b.String(),
-		"view on gpu1: 3.0 MiB in 7 segments of 2 files, for user 1000, 3 mappings; 4.0 MiB of device memory\n")
-	require.Contains(t, b.String(),
-		"view on gpu0: 1.0 MiB in 1 segment, for user 0, 1 mapping; 2.0 MiB of device memory\n")
+	require.Contains(t, b.String(), `
+  file           size     mappings  where      resident  stale  dirty  bases  overlaps
+  weights        1.0 MiB  5         gpu10      12345     0      3      0      0 B
+                                    gpu1 view  9         8      0
+                                    gpu0 view  7         0      0
+    has not answered for 2.0 s; this is its last known state
+    0 B wait to be written back: no space
+  a longer name  5 B      0         -          0         0      0      0      0 B
+
+`)
+}
+
+// TestViewText: a view is described with its files and, to users who may know, with its user.
+func TestViewText(t *testing.T) {
+	v := pagecache.ViewStatus{Device: 1, User: 1000, Bytes: 3 << 20, DeviceBytes: 4 << 20, Segments: 7, Files: 1,
+		Mappings: 3, FileBytes: 3 << 20, Resident: 768, Clean: 768}
+	require.Equal(t, "on gpu1: 3.0 MiB in 7 segments, for user 1000, 3 mappings; 4.0 MiB of device memory", viewText(v))
+	v.Files, v.FileBytes, v.Resident, v.Clean, v.Stale = 2, 1<<20, 256, 128, 128
+	require.Equal(t, "on gpu1: 3.0 MiB in 7 segments of 2 files, 1.0 MiB of them of this one, 512 KiB stale, "+
+		"for user 1000, 3 mappings; 4.0 MiB of device memory", viewText(v))
+	v = viewsFor([]pagecache.ViewStatus{v}, control.Viewer{User: 1001})[0]
+	require.Equal(t, "on gpu1: 3.0 MiB, 512 KiB stale, for another user, 3 mappings; 4.0 MiB of device memory",
+		viewText(v))
 }
 
 // TestCommandSourceEvents tries each kind of events, and none.

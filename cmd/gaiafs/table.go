@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"iter"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -334,25 +335,20 @@ func (s *statusDocument) files(t io.Writer) {
 	}
 	fmt.Fprintf(t, "  file\tsize\tmappings\twhere\tresident\tstale\tdirty\tbases\toverlaps\n")
 	for _, f := range s.Files {
-		holders := f.Holders
-		if len(holders) == 0 {
-			holders = []pagecache.HoldingStatus{{Device: -1}}
-		}
-		for i, h := range holders {
-			where := "-"
-			if h.Device >= 0 {
-				where = fmt.Sprintf("gpu%d", h.Device)
-			}
-			if i > 0 {
-				fmt.Fprintf(t, "  \t\t\t%s\t%d\t%d\t%d\t\t\n", where, h.Resident, h.Stale, h.Dirty)
-				continue
-			}
-			fmt.Fprintf(t, "  %s\t%s\t%d\t%s\t%d\t%d\t%d\t%d\t%s\n", pagecache.Printable(f.Name),
-				bytesText(f.SizeBytes), f.Mappings,
-				where, h.Resident, h.Stale, h.Dirty, f.Bases, overlapText(f.Counters["overlapping_bytes"]))
+		var where []string
+		for _, h := range f.Holders {
+			where = append(where, fmt.Sprintf("gpu%d\t%d\t%d\t%d", h.Device, h.Resident, h.Stale, h.Dirty))
 		}
 		for _, v := range f.Views {
-			fmt.Fprintf(t, "    %s\n", viewText(v))
+			where = append(where, fmt.Sprintf("gpu%d view\t%d\t%d\t0", v.Device, v.Resident, v.Stale))
+		}
+		if len(where) == 0 {
+			where = []string{"-\t0\t0\t0"}
+		}
+		fmt.Fprintf(t, "  %s\t%s\t%d\t%s\t%d\t%s\n", pagecache.Printable(f.Name), bytesText(f.SizeBytes),
+			mappingsOf(f), where[0], f.Bases, overlapText(f.Counters["overlapping_bytes"]))
+		for _, w := range where[1:] {
+			fmt.Fprintf(t, "  \t\t\t%s\t\t\n", w)
 		}
 		if f.BusySeconds > 0 {
 			fmt.Fprintf(t, "    has not answered for %.1f s; this is its last known state\n", f.BusySeconds)
@@ -365,13 +361,21 @@ func (s *statusDocument) files(t io.Writer) {
 
 // viewText describes a view of a file.
 func viewText(v pagecache.ViewStatus) string {
-	of := count(v.Segments, "segment")
+	text := fmt.Sprintf("on gpu%d: %s", v.Device, bytesText(v.Bytes))
+	of, user := count(v.Segments, "segment"), fmt.Sprint("user ", v.User)
 	if v.Files > 1 {
-		of += fmt.Sprintf(" of %d files", v.Files)
+		of += fmt.Sprintf(" of %d files, %s of them of this one", v.Files, bytesText(v.FileBytes))
 	}
-	return fmt.Sprintf("view on gpu%d: %s in %s, for user %d, %s; %s of device memory", v.Device, bytesText(v.Bytes),
-		of,
-		v.User, count(v.Mappings, "mapping"), bytesText(v.DeviceBytes))
+	if v.User == stranger.User {
+		user = "another user"
+	} else {
+		text += " in " + of
+	}
+	if _, stale := v.Held(); stale > 0 {
+		text += ", " + bytesText(stale) + " stale"
+	}
+	return fmt.Sprintf("%s, for %s, %s; %s of device memory", text, user, count(v.Mappings, "mapping"),
+		bytesText(v.DeviceBytes))
 }
 
 // count formats a number of things.
@@ -382,13 +386,24 @@ func count(n int, thing string) string {
 	return fmt.Sprint(n, " ", thing)
 }
 
-// table aligns the columns that fill writes, without blanks at the ends of lines.
+// table aligns the columns that fill writes, without blanks at the ends of lines. Lines without columns stay as they
+// are.
 func table(w io.Writer, fill func(io.Writer)) {
-	var text strings.Builder
-	t := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
-	fill(t)
+	var text, rows strings.Builder
+	fill(&text)
+	t := tabwriter.NewWriter(&rows, 0, 0, 2, ' ', 0)
+	for line := range strings.Lines(text.String()) { // to a tabwriter, a line without a tab is the end of all columns
+		if strings.Contains(line, "\t") {
+			_, _ = io.WriteString(t, line)
+		}
+	}
 	_ = t.Flush() // into memory
+	next, stop := iter.Pull(strings.Lines(rows.String()))
+	defer stop()
 	for line := range strings.Lines(text.String()) {
+		if strings.Contains(line, "\t") {
+			line, _ = next()
+		}
 		_, _ = io.WriteString(w, strings.TrimRight(line, " \n")+"\n") // commands check standard output at the end
 	}
 }

@@ -19,7 +19,8 @@ func newTop() *cobra.Command {
 		Short: "Watch devices, rates, files and clients of a mount",
 		Long: `top shows what devices hold (clean, dirty and stale pages), how much of it is in pinned memory of the host, what
 moves in and out, and where reads of CPU programs come from. Below are the busiest files, a map of the chosen file, and
-the busiest programs. In the map, a letter stands for a part of the file: c clean, d dirty, s stale, a dot if absent.
+the busiest programs. What views hold counts, too. In the map, a letter stands for a part of the file: c clean, d dirty,
+s stale, a dot if absent.
 Arrow keys choose the file; q quits. It needs a terminal of 80 columns and 24 lines; --once prints one frame anywhere.
 It uses no colours.`,
 		Example: `  gaiafs top /mnt/data

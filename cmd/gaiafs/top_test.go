@@ -21,16 +21,16 @@ import (
 
 // frameWanted is the output of top --once. M stands for the mountpoint.
 const frameWanted = `gaiafs M  0 clients  0 mappings
-       used             of    clean    dirty    stale   pinned     in/s    out/s
-gpu0   [###     ]   16 MiB  5.0 MiB      0 B      0 B      0 B        -        -
-gpu1   [        ]   16 MiB      0 B      0 B      0 B      0 B        -        -
-pinned [        ]   32 MiB
+           used       of    clean    dirty    stale   pinned     in/s    out/s
+gpu0    6.0 MiB   16 MiB  5.0 MiB      0 B      0 B      0 B        -        -
+gpu1        0 B   16 MiB      0 B      0 B      0 B      0 B        -        -
+pinned      0 B   32 MiB
 reads  host -  read ahead -  devices -  disk -
 
   file                                           size on devices mappings
 > weights                                     5.0 MiB    5.0 MiB        0
 
-gpu0   cccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccc
+gpu0       cccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccc
 `
 
 // top prints a frame of a real mount, and refuses to run without a terminal.
@@ -74,13 +74,13 @@ func TestTopFrame(t *testing.T) {
 	}
 	before, now := sample(0, 0, at), sample(6<<30, 2<<20, at.Add(2*time.Second))
 	frame := topFrame(before, now, 0, 80, 24)
-	require.Regexp(t, `\ngpu0   \[####    \]  8\.0 GiB .* 3\.0 MiB  3\.0 GiB        -\npinned \[        \]  1\.0 GiB\n`, frame)
+	require.Regexp(t, `\ngpu0    4\.0 GiB  8\.0 GiB .* 3\.0 MiB  3\.0 GiB        -\npinned  3\.0 MiB  1\.0 GiB\n`, frame)
 	require.Contains(t, frame, "disk 1.0 MiB/s")
 	require.Regexp(t, `\n  busy +42 +7  1\.0 GiB\n  idle +41 +7  2\.0 GiB\n`, frame)
 	require.Contains(t, frame, "\n> busy?[2J")
 	require.Contains(t, frame, "\n  large")
-	require.Contains(t, frame, "\ngpu0   d.\n")
-	require.Contains(t, topFrame(before, now, 1, 80, 24), "\ngpu0   cs\n", "the file with inode number 1")
+	require.Contains(t, frame, "\ngpu0       d.\n")
+	require.Contains(t, topFrame(before, now, 1, 80, 24), "\ngpu0       cs\n", "the file with inode number 1")
 	for name, shown := range map[string]string{strings.Repeat("語", 30): strings.Repeat("語", 19) + "… ",
 		strings.Repeat("x", 50): strings.Repeat("x", 39) + "…", "a語": "a語" + strings.Repeat(" ", 37)} {
 		now.Files[0].Name = name
@@ -88,10 +88,12 @@ func TestTopFrame(t *testing.T) {
 			"widths are columns of a terminal, not letters")
 	}
 	now.Files[0] = pagecache.FileStatus{Name: "model", Inode: 1, SizeBytes: 80 << 20, Mappings: 1,
-		Views: []pagecache.ViewStatus{{Bytes: 80 << 20, Segments: 40, Files: 1, Mappings: 2}}}
+		Views: []pagecache.ViewStatus{{Bytes: 90 << 20, FileBytes: 80 << 20, Resident: 20480, Clean: 15360, Stale: 5120,
+			Files: 2, Mappings: 2, Map: "ccs"}}}
 	shown := topFrame(before, now, 1, 80, 24)
 	require.Contains(t, shown, "> model"+strings.Repeat(" ", 40)+"80 MiB     80 MiB        3\n")
-	require.Contains(t, shown, "\ngpu0   a view of 80 MiB in 40 segments, 2 mappings\n")
+	require.Contains(t, shown, "\ngpu0 view  ccs\n")
+	require.Regexp(t, `\ngpu0 +4\.0 GiB +8\.0 GiB +60 MiB +0 B +20 MiB `, shown, "clean and stale, with those of views")
 	now.Mount.Mountpoint = "/mnt/" + strings.Repeat("x", 200)
 	require.Regexp(t, `^gaiafs /mnt/x+…  0 clients  0 mappings\n`, topFrame(before, now, 0, 80, 24))
 	for i := range 100 {

@@ -80,7 +80,7 @@ func perSecond(before, now topSample, was, is int64) string {
 // topMemory shows for each device what its memory holds, its pinned memory of the host, and what moves in and out.
 func topMemory(before, now topSample) []string {
 	row := func(of, used string, cells ...any) string {
-		return fmt.Sprintf("%-6s %-10s", of, used) + fmt.Sprintf(strings.Repeat("%9s", len(cells)), cells...)
+		return fmt.Sprintf("%-6s %8s", of, used) + fmt.Sprintf(strings.Repeat("%9s", len(cells)), cells...)
 	}
 	lines := []string{row("", "used", "of", "clean", "dirty", "stale", "pinned", "in/s", "out/s")}
 	for i, d := range now.Devices {
@@ -91,11 +91,11 @@ func topMemory(before, now topSample) []string {
 			in = perSecond(before, now, movedBy(b, "in", "peer"), movedBy(d, "in", "peer"))
 			out = perSecond(before, now, movedBy(b, "out"), movedBy(d, "out"))
 		}
-		lines = append(lines, row(fmt.Sprint("gpu", d.Device), bar(d.UsedBytes, d.MemoryBytes, 10),
-			bytesText(d.MemoryBytes), clean, dirty, stale, bytesText(d.PinnedBytes), in, out))
+		lines = append(lines, row(fmt.Sprint("gpu", d.Device), bytesText(d.UsedBytes), bytesText(d.MemoryBytes),
+			clean, dirty, stale, bytesText(d.PinnedBytes), in, out))
 	}
 	if now.PinnedLimit > 0 {
-		lines = append(lines, row("pinned", bar(now.PinnedBytes, now.PinnedLimit, 10), bytesText(now.PinnedLimit)))
+		lines = append(lines, row("pinned", bytesText(now.PinnedBytes), bytesText(now.PinnedLimit)))
 	}
 	return lines
 }
@@ -141,11 +141,10 @@ func topPrograms(before, now topSample, most int) []string {
 // heatMap returns a line for each device that holds a part of a file, and for each view with bytes of the file.
 func heatMap(f pagecache.FileStatus) (lines []string) {
 	for _, h := range f.Holders {
-		lines = append(lines, fmt.Sprintf("gpu%-3d %s", h.Device, h.Map))
+		lines = append(lines, fmt.Sprintf("%-10s %s", fmt.Sprint("gpu", h.Device), h.Map))
 	}
 	for _, v := range f.Views {
-		lines = append(lines, fmt.Sprintf("gpu%-3d a view of %s in %s, %s", v.Device, bytesText(v.Bytes),
-			count(v.Segments, "segment"), count(v.Mappings, "mapping")))
+		lines = append(lines, fmt.Sprintf("%-10s %s", fmt.Sprintf("gpu%d view", v.Device), v.Map))
 	}
 	return lines
 }
@@ -163,13 +162,14 @@ func moved(before topSample, f pagecache.FileStatus) int64 {
 	return sum(f.Counters) - sum(before.Files[i].Counters)
 }
 
-// held counts the bytes of a file on devices, and those of its views.
+// held counts the bytes of a file on devices, in views too.
 func held(f pagecache.FileStatus) (bytes int64) {
 	for _, h := range f.Holders {
 		bytes += h.Resident << page.Shift
 	}
 	for _, v := range f.Views {
-		bytes += v.Bytes
+		clean, stale := v.Held()
+		bytes += clean + stale
 	}
 	return bytes
 }
@@ -183,17 +183,22 @@ func mappingsOf(f pagecache.FileStatus) int {
 	return n
 }
 
-// held3 returns how much of all files a device holds.
+// held3 returns how much of all files a device holds, in views too.
 func held3(files []pagecache.FileStatus, device int) (clean, dirty, stale string) {
 	var c, d, s int64
 	for _, f := range files {
 		for _, h := range f.Holders {
 			if h.Device == device {
-				c, d, s = c+h.Clean, d+h.Dirty, s+h.Stale
+				c, d, s = c+h.Clean<<page.Shift, d+h.Dirty<<page.Shift, s+h.Stale<<page.Shift
+			}
+		}
+		for _, v := range f.Views {
+			if clean, stale := v.Held(); v.Device == device {
+				c, s = c+clean, s+stale
 			}
 		}
 	}
-	return bytesText(c << page.Shift), bytesText(d << page.Shift), bytesText(s << page.Shift)
+	return bytesText(c), bytesText(d), bytesText(s)
 }
 
 // movedBy counts the bytes that were moved to or from a device in these ways.
@@ -204,15 +209,6 @@ func movedBy(d pagecache.DeviceStatus, ways ...string) (bytes int64) {
 		}
 	}
 	return bytes
-}
-
-// bar draws a part of a whole, width columns wide.
-func bar(part, whole int64, width int) string {
-	filled := 0
-	if whole > 0 {
-		filled = int(min(part, whole) * int64(width-2) / whole)
-	}
-	return "[" + strings.Repeat("#", filled) + strings.Repeat(" ", width-2-filled) + "]"
 }
 
 // cut shortens a text to at most most columns of a terminal, in which some letters take two. It replaces control

@@ -144,6 +144,9 @@ func liveLine(e live.Event) string {
 			b.WriteString(" " + pagecache.Printable(word))
 		}
 	}
+	if e.Files > 1 {
+		b.WriteString(" and " + count(e.Files-1, "other file"))
+	}
 	switch {
 	case e.Bytes > 0 && e.Kind != "transfer":
 		fmt.Fprintf(&b, ": %s at %d", bytesText(e.Bytes), e.Offset)

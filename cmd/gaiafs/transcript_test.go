@@ -35,7 +35,7 @@ var varying = []struct {
 	{regexp.MustCompile(`since [0-9-]+ [0-9:]+ \([^)]*\)`), "since 2026-01-02 03:04:05 (2 hours ago)"},
 	{regexp.MustCompile(`gaiafs \S+, process`), "gaiafs 0.1.0, process"},
 	{regexp.MustCompile(`(?m)^gaiafs \S+  (\d+ clients?  )`), "gaiafs /mnt/data  $1"}, // top cuts long lines
-	{regexp.MustCompile(`(?m)^(gpu1 +\[.{8}\] +16 MiB)( +\d\S* [KMi]*B){3} `), "$1  8.0 MiB      0 B      0 B "},
+	{regexp.MustCompile(`(?m)^(gpu1 +8\.0 MiB +16 MiB)( +\d\S* [KMi]*B){3} `), "$1  8.0 MiB      0 B      0 B "},
 	{regexp.MustCompile(`(?m)^  gaiafs\.test {31}.{9} `), "  serve                                          4711 "},
 	{regexp.MustCompile(`(?m)^\d\d:\d\d:\d\d\.\d+ +\d+ .s +\d+ `), "03:04:05.000006    120 µs     4711 "},
 }

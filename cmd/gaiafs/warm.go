@@ -257,7 +257,9 @@ func staysOn(ctx context.Context, device int) func(target) (int64, error) {
 		if err != nil {
 			return 0, err
 		}
-		stays := slices.ContainsFunc(in.MappedBy, func(m pagecache.MappingInfo) bool { return m.Device == device })
+		stays := slices.ContainsFunc(in.MappedBy, func(m pagecache.MappingInfo) bool {
+			return m.Device == device && !m.View // a view has memory of its own
+		})
 		if p, err := pagecache.ParsePinning(in.Pinned); err == nil {
 			stays = stays || p.On(device)
 		}

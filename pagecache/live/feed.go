@@ -28,9 +28,11 @@ type Event struct {
 	// Process is the kernel's number of the thread that asked, 0 if there was none.
 	Process uint32 `json:"process,omitempty"`
 	User    uint32 `json:"user"`
-	// File is the path below the mountpoint, ID the file. Both are zero if the event is about no file.
-	File string `json:"file,omitempty"`
-	ID   FileID `json:"-"`
+	// File is the path below the mountpoint, ID the file. Both are zero if the event is about no file. If it is about
+	// several files, File is the first that the filter accepts, and Files their number.
+	File  string `json:"file,omitempty"`
+	ID    FileID `json:"-"`
+	Files int    `json:"files,omitempty"`
 	// Device is a name like "gpu0".
 	Device string `json:"device,omitempty"`
 	Offset int64  `json:"offset,omitempty"`
@@ -91,23 +93,27 @@ type Feed struct {
 // On reports whether anybody watches.
 func (f *Feed) On() bool { return f != nil && f.watches.Load() != nil }
 
-// Send gives an event to its watchers. name returns the path of the event's file. It is called in this goroutine, and
-// only if a watcher accepts the rest of the event; nil if the event is about no file. Send does not block, except in
-// name.
-func (f *Feed) Send(e Event, name func() string) {
+// Send gives an event to its watchers. names returns the paths of the event's files. It is called in this goroutine,
+// and only if a watcher accepts the rest of the event; nil if the event is about no file. Send does not block, except
+// in names.
+func (f *Feed) Send(e Event, names func() []string) {
 	watches := f.watches.Load()
 	if watches == nil {
 		return
 	}
-	named := name == nil
+	files := []string{""}
 	for _, w := range *watches {
 		if !w.filter.passes(&e) {
 			continue
 		}
-		if !named {
-			e.File, named = name(), true
+		if names != nil {
+			files, names = names(), nil
+			if len(files) > 1 {
+				e.Files = len(files)
+			}
 		}
-		if w.filter.passesPath(e.File) {
+		if i := slices.IndexFunc(files, w.filter.passesPath); i >= 0 {
+			e.File = files[i]
 			w.add(e)
 		}
 	}

@@ -18,7 +18,7 @@ func TestEventsPassFilters(t *testing.T) {
 	require.True(t, f.On())
 	asked := 0
 	send := func(kind, name string, process uint32) {
-		f.Send(Event{Kind: kind, Process: process}, func() string { asked++; return name })
+		f.Send(Event{Kind: kind, Process: process}, func() []string { asked++; return []string{name} })
 	}
 	send("read", "dir/a.bin", 1)
 	send("write", "dir/b", 1)
@@ -35,6 +35,14 @@ func TestEventsPassFilters(t *testing.T) {
 	require.Equal(t, []string{"read dir/a.bin"}, names(pattern))
 	require.Equal(t, []string{"read directory"}, names(own))
 	require.Equal(t, 3, asked, "once for each event")
+	f.Send(Event{Kind: "map-view"}, func() []string { return []string{"c", "dir/d.bin", "dir/e.bin"} })
+	of := func(w *Watch) Event {
+		events := w.Next(context.Background())
+		require.Len(t, events, 1)
+		return events[0]
+	}
+	require.Equal(t, Event{Kind: "map-view", File: "c", Files: 3}, of(all))
+	require.Equal(t, Event{Kind: "map-view", File: "dir/d.bin", Files: 3}, of(pattern), "the first that it accepts")
 	for _, w := range []*Watch{all, reads, pattern, own} {
 		w.Stop()
 	}

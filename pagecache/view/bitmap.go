@@ -83,6 +83,12 @@ func (s bitmap) len() (n int64) {
 	return n
 }
 
+// lenOf returns the number of pages of rg in the bitmap, which begins at first.
+func (s bitmap) lenOf(rg page.Range, first page.Index) (n int64) {
+	words(rg, first, func(i page.Index, word uint64) { n += int64(bits.OnesCount64(s[i] & word)) })
+	return n
+}
+
 // ranges yields the pages of the bitmap, which begins at first. Ranges end at the ends of words.
 func (s bitmap) ranges(first page.Index) iter.Seq[page.Range] {
 	return func(yield func(page.Range) bool) {

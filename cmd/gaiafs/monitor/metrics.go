@@ -55,8 +55,8 @@ var metrics = []metric{
 		func(d *pagecache.DeviceStatus, to emit) { to(float64(d.Extents)) }),
 	ofDevice("gaiafs_device_lost", "1 if the device is gone", nil,
 		func(d *pagecache.DeviceStatus, to emit) { to(number(d.Lost)) }),
-	{"gaiafs_device_resident_bytes", gauge, "pages of files on the device that are `clean`, `stale` (home has newer " +
-		"bytes) or `dirty` (the device has newer bytes); a page that is stale and dirty counts twice", []string{"device", "state"},
+	{"gaiafs_device_resident_bytes", gauge, "pages of files on the device, in views too, that are `clean`, `stale` " +
+		"(home has newer bytes) or `dirty` (the device has newer bytes); a page that is stale and dirty counts twice", []string{"device", "state"},
 		resident},
 	ofDevice("gaiafs_device_transfers_total",
 		"transfers by class (what for) and way (`in` from the host, `out` to the "+
@@ -211,15 +211,22 @@ func resident(s *Snapshot, to emit) {
 	for i := range s.Files {
 		for _, h := range s.Files[i].Holders {
 			if n := of[h.Device]; n != nil {
-				n.clean += h.Clean
-				n.stale += h.Stale
-				n.dirty += h.Dirty
+				n.clean += h.Clean << page.Shift
+				n.stale += h.Stale << page.Shift
+				n.dirty += h.Dirty << page.Shift
+			}
+		}
+		for _, v := range s.Files[i].Views {
+			if n := of[v.Device]; n != nil {
+				clean, stale := v.Held()
+				n.clean += clean
+				n.stale += stale
 			}
 		}
 	}
 	for device, n := range of {
-		for state, pages := range map[string]int64{"clean": n.clean, "stale": n.stale, "dirty": n.dirty} {
-			to(float64(pages*page.Size), strconv.Itoa(device), state)
+		for state, bytes := range map[string]int64{"clean": n.clean, "stale": n.stale, "dirty": n.dirty} {
+			to(float64(bytes), strconv.Itoa(device), state)
 		}
 	}
 }
