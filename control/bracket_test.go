@@ -469,6 +469,118 @@ func TestBracketsAreCounted(t *testing.T) {
 	require.Zero(t, a.result(6).errno(), "a failed bracket does not count")
 }
 
+// TestUsesThatAreRefused: a USE that is refused leaves nothing behind. It ends no bracket whose USE had the same id.
+func TestUsesThatAreRefused(t *testing.T) {
+	o := control.Options{MaxMappings: 4}
+	ordinary(&o)
+	s := startMovingWith(t, o)
+	a := s.peer()
+	a.asks(2, 1, 0, 0, 1)
+	a.moves(1)
+	require.Zero(t, a.result(2).errno())
+	for i := range 2 * o.MaxMappings {
+		id := uint64(2 + i%2) // that of the open bracket, and another
+		a.send(frame(useRanges, id, uint64(2), uint32(1<<20), uint32(0), uint32(1), uint32(24), a.mapping, int64(0),
+			int64(block)))
+		require.Equal(t, syscall.EINVAL, a.result(id).errno(), "an unknown flag")
+		a.asks(2, 2, 0, 3, 2)
+		require.Equal(t, syscall.EINVAL, a.result(2).errno(), "past the mapping")
+	}
+	a.asks(2, 2, 0, 0, 1)
+	require.Zero(t, a.result(2).errno())
+	for bracket := range uint64(2) {
+		require.Zero(t, a.call(frame(doneWith, 3, bracket+1)).errno())
+	}
+}
+
+// TestUseBeyondTheLimitOfRequests: a USE that finds too many requests can be sent again.
+func TestUseBeyondTheLimitOfRequests(t *testing.T) {
+	s := startMovingWith(t, control.Options{MaxRequests: 1})
+	a, b := s.peer(), s.peer()
+	a.asks(2, 1, 0, 0, 2)
+	a.moves(2)
+	require.Zero(t, a.result(2).errno())
+	b.asks(2, 1, 0, 2, 1) // waits
+	b.asks(3, 2, 0, 3, 1)
+	require.Equal(t, syscall.EAGAIN, b.result(3).errno())
+	require.Zero(t, a.call(frame(doneWith, 3, uint64(1))).errno())
+	a.moves(1)
+	b.moves(1)
+	require.Zero(t, b.result(2).errno())
+	b.asks(3, 2, 0, 2, 1)
+	require.Zero(t, b.result(3).errno())
+}
+
+// TestUseBehindSeveralDones: a bracket follows all brackets that its client was done with, not only the last one.
+func TestUseBehindSeveralDones(t *testing.T) {
+	hangs := make(chan struct{})
+	var ends atomic.Int64
+	s := start(t, &controltest.Cache{DoneGate: func() {
+		if ends.Add(1) == 1 {
+			<-hangs
+		}
+	}}, func(o *control.Options) { o.SetEndPatience(time.Minute) })
+	c, _ := s.connect2()
+	require.Zero(t, c.call(frame(choose, 1, uint64(7), uint64(0))).errno())
+	m := c.mapOne(s)
+	use := func(id uint64) {
+		c.send(frame(useRanges, 10, id, uint32(0), uint32(0), uint32(1), uint32(24), m, int64(0), int64(4096)))
+	}
+	for id := range uint64(2) {
+		use(id)
+		require.Zero(t, c.read().errno())
+	}
+	require.Zero(t, c.call(frame(doneWith, 11, uint64(0))).errno())
+	require.Eventually(t, func() bool { return ends.Load() == 1 }, time.Minute, time.Millisecond)
+	require.Zero(t, c.call(frame(doneWith, 11, uint64(1))).errno())
+	use(2)
+	for id := range uint64(100) {
+		require.Zero(t, c.call(frame(ping, 20+id)).errno(), "the answer to the USE would come in between")
+	}
+	close(hangs)
+	r := c.read()
+	require.EqualValues(t, 10, r.id)
+	require.Zero(t, r.errno())
+}
+
+// TestKeepsLeaveRoom: a client keeps brackets while it has less than half of the mappings and brackets that it may
+// have.
+func TestKeepsLeaveRoom(t *testing.T) {
+	s := startMovingWith(t, control.Options{MaxMappings: 8})
+	a := s.peerThat(moves | keeps)
+	require.True(t, a.keeps(2, 1, 0))
+	for id := uint64(2); id < 6; id++ {
+		a.send(frame(useRanges, 2, id, uint32(2), uint32(0), uint32(1), uint32(24), a.mapping, int64(0), int64(block)))
+		r := a.read()
+		require.Equal(t, uint16(numbered), r.typ)
+		require.Equal(t, id < 3, binary.LittleEndian.Uint64(r.body) == 1, "bracket %d", id) // and a mapping
+	}
+}
+
+// TestRecallOfManyBrackets: a client that ended more brackets than fit into an answer is asked for the rest at once.
+func TestRecallOfManyBrackets(t *testing.T) {
+	const most = 256 // in one answer
+	s := startMovingWith(t, control.Options{MaxMappings: 4 * most})
+	a, b := s.peerThat(moves|keeps), s.peer()
+	require.True(t, a.keeps(2, 0, 0))
+	require.True(t, a.keeps(2, most, 1))
+	first := []any{uint64(0)}
+	for id := uint64(1); id < most; id++ {
+		first = append(first, id)
+		a.send(frame(useRanges, 2, id, uint32(2), uint32(0), uint32(1), uint32(24), a.mapping, int64(0), int64(block)))
+		r := a.read()
+		require.Equal(t, uint16(numbered), r.typ)
+		require.EqualValues(t, 1, binary.LittleEndian.Uint64(r.body), "kept")
+	}
+	b.send(frame(useRanges, 2, uint64(1), uint32(1), uint32(0), uint32(1), uint32(24), b.mapping, int64(2*block),
+		int64(2*block))) // nested, so it asks only once
+	a.recalled(most, first...)
+	a.recalled(1, uint64(most))
+	require.Equal(t, []bool{false, false}, a.moves(2))
+	require.Equal(t, []bool{true, true}, b.moves(2))
+	require.Zero(t, b.result(2).errno())
+}
+
 // TestKilledInEveryState kills 200 clients in every state of brackets, MOVEs and groups; some wait for others. Nothing
 // of them is left.
 func TestKilledInEveryState(t *testing.T) {

@@ -64,6 +64,12 @@ func TestGroups(t *testing.T) {
 	}
 	require.Equal(t, syscall.ENOMEM, c.call(begin(1, 0, 1)).errno())
 
+	for range 300 { // more than may wait at once
+		late := frame(acquireAll, 2, append([]any{uint64(99), uint32(0), uint32(0)}, one(1, 0, 1)...)...)
+		require.Equal(t, syscall.ETIMEDOUT, c.call(late).errno())
+	}
+	require.Zero(t, c.call(frame(unmap, 3, uint64(1))).errno(), "no refused request has the mapping still")
+
 	plain, _ := s.connectAll()
 	require.Equal(t, syscall.EOPNOTSUPP, plain.call(begin(1, 0, 1)).errno())
 	c.send(frame(beginGroup, 2, uint32(2), uint32(24), uint64(1)))

@@ -64,6 +64,13 @@ func TestFeatures(t *testing.T) {
 	require.Equal(t, syscall.ENOSYS, c.call(frame(answer, 5, uint64(0), uint64(0))).errno(),
 		"an answer on a main connection")
 
+	named := frame(choose, 3, uint64(1)<<5, uint32(4), uint32(0), []byte("team"))
+	mapped, _ := s.connect2()
+	mapped.mapOne2(s)
+	require.Equal(t, syscall.EINVAL, mapped.call(named).errno(), "its mapping has another tenant")
+	first, _ := s.connect2()
+	require.Zero(t, first.call(named).errno())
+
 	old := s.connect() // version 1 has none of this
 	require.Equal(t, syscall.ENOSYS, old.call(frame(choose, 1, uint64(1), uint64(0))).errno())
 	require.Equal(t, syscall.ENOSYS, old.call(frame(attach, 2, [16]byte{})).errno())

@@ -117,3 +117,17 @@ func TestTokensAreBounded(t *testing.T) {
 	_, ok = table.redeem(last)
 	require.False(t, ok)
 }
+
+// TestTokenExpiresBeforeItIsSwept: a token is too old when its time is over, even if nobody has swept it yet.
+func TestTokenExpiresBeforeItIsSwept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		table := newTokens(30 * time.Second)
+		defer table.close()
+		token, err := table.give(&openSource{open: true}, 1)
+		require.NoError(t, err)
+		require.True(t, table.timer.Stop())
+		time.Sleep(30 * time.Second)
+		_, ok := table.redeem(token)
+		require.False(t, ok)
+	})
+}

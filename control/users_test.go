@@ -6,12 +6,14 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/gaiafs/gaiafs/control"
 	"github.com/gaiafs/gaiafs/control/controltest"
 	"github.com/gaiafs/gaiafs/pagecache"
+	"github.com/gaiafs/gaiafs/pagecache/live"
 )
 
 // ordinary makes the tests' user an ordinary one, until the returned function is called.
@@ -136,6 +138,37 @@ func TestRecordingIsForThePrivileged(t *testing.T) {
 	g, err := s.GrantStatus(0)
 	require.NoError(t, err)
 	require.Equal(t, syscall.EPERM, s.connect().call(frame(record, 2, g.Token)).errno())
+}
+
+// TestRequestsForThePrivileged: others may not end the mount, evict files, profile the daemon or watch paths, and need
+// a token of the mount to ask for its status.
+func TestRequestsForThePrivileged(t *testing.T) {
+	served := 0
+	s := start(t, &controltest.Cache{}, func(o *control.Options) {
+		ordinary(o)
+		o.Live = new(live.Feed)
+		o.End = func(context.Context, control.EndRequest) error { served++; return nil }
+		o.File = func(context.Context, control.FileRequest) (any, error) { served++; return nil, nil }
+		o.Profile = func(context.Context, control.ProfileKind, time.Duration) ([]byte, error) {
+			served++
+			return nil, nil
+		}
+	})
+	const fileRequest, profile, watch, evict = 32, 33, 34, uint32(4)
+	c := s.connect()
+	for name, x := range map[string]struct {
+		request []byte
+		want    syscall.Errno
+	}{
+		"end":     {endFrame(1, s.statusToken(), 0), syscall.EPERM},
+		"evict":   {frame(fileRequest, 1, s.token(), evict, uint32(0), int64(0), int64(0)), syscall.EPERM},
+		"profile": {frame(profile, 1, s.statusToken(), uint32(1), uint32(0)), syscall.EPERM},
+		"watch":   {frame(watch, 1, s.statusToken(), []byte(`{"path":"secret"}`)), syscall.EPERM},
+		"status":  {frame(status, 1, [16]byte{}), syscall.EACCES},
+	} {
+		require.Equal(t, x.want, c.call(x.request).errno(), name)
+	}
+	require.Zero(t, served)
 }
 
 // TestRequestsOfAUserAreBounded: a user's connections share a limit of running requests. A user above it waits; nobody

@@ -65,6 +65,42 @@ func TestReleaseWaitsForReleases(t *testing.T) {
 	})
 }
 
+// TestGroupWaitsForReleases: a group's release returns once the kernel has dropped its pages, also if the release of
+// another device makes the kernel drop them.
+func TestGroupWaitsForReleases(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine(t, 2)
+		src := m.file(page.Size)
+		p := m.run(src, 1, 0, page.Size, true)
+		g := m.group(p.whole())
+		p.store(1, 2)
+		duringRelease(t, m, src, func() {
+			m.releaseGroup(g)
+			src.attached.mu.Lock()
+			defer src.attached.mu.Unlock()
+			assert.Empty(t, src.attached.drains,
+				"a group's release returned while the kernel may still have old bytes of its pages")
+		})
+		assert.Equal(t, []byte{1, 2}, src.read(t, 0, 2))
+		p.unmap()
+	})
+}
+
+// TestGroupBeginsAfterReleases: what was released of a group's pages is home when the group begins, also if the kernel
+// was still dropping its copies. Otherwise it would come home later, with stores of the open group.
+func TestGroupBeginsAfterReleases(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine(t, 1)
+		src := m.file(page.Size)
+		p := m.run(src, 0, 0, page.Size, true)
+		duringRelease(t, m, src, func() {
+			m.group(p.whole())
+			assert.Equal(t, []byte{1}, src.home.bytes(0, 1))
+		})
+		p.unmap()
+	})
+}
+
 // TestReleaseWaitsForPagesThatDrainAgain: a program writes a whole page while a release makes the kernel drop it, so it
 // is dropped again. Another release of the page, which waits for the first one, returns only after that: later writes
 // by the CPU must count as later than both.

@@ -621,3 +621,16 @@ func TestFlightBesideAFill(t *testing.T) {
 	p.unmap()
 	v.unmap()
 }
+
+// TestViewBesideFlights: a view that copies released pages straight from a device reads the rest from home only after
+// flights have landed there.
+func TestViewBesideFlights(t *testing.T) {
+	a := newAloft(t)
+	a.p.store(3*page.Size+1, a.want[3*page.Size+1]+1)
+	a.want[3*page.Size+1]++
+	a.p.release()
+	v := a.m.view(ViewRequest{Device: 1, Segments: []view.Segment{bytesOf(0, int64(len(a.want)))}}, a.src)
+	require.True(t, bytes.Equal(a.want, v.all()))
+	v.unmap()
+	a.landed()
+}

@@ -10,8 +10,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/gpubackend/faulty"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache/view"
 )
@@ -149,6 +152,145 @@ func TestNobodyElseReleasesAGroup(t *testing.T) {
 	m.releaseGroup(g)
 	require.Equal(t, []byte{1}, src.read(t, page.Size, 1))
 	m.group(p.whole()).Abort(context.Background())
+}
+
+// TestGroupThatCannotBegin: a group that fails to begin leaves no pages behind that others cannot use.
+func TestGroupThatCannotBegin(t *testing.T) {
+	m := newMachine(t, 1)
+	a, b := m.file(page.Size), m.file(page.Size)
+	pa, pb := m.run(a, 0, 0, page.Size, true), m.run(b, 0, 0, page.Size, true)
+	g := m.group(pb.whole())
+	_, err := m.cache.BeginGroup(t.Context(), []GroupRange{pb.whole(), pa.whole()})
+	require.ErrorIs(t, err, syscall.EBUSY)
+	m.group(pa.whole()).Abort(t.Context())
+	g.Abort(t.Context())
+	require.Zero(t, m.cache.memory.classes[memoryGroups].Load())
+}
+
+// TestAbortThatNobodyWaitsFor: an abort takes everything back, even if its caller has given up, and even if the device
+// fails once while it looks for the stores.
+func TestAbortThatNobodyWaitsFor(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.noisyFile(4 * page.Size)
+	want := src.home.bytes(0, 4*page.Size)
+	p := m.run(src, 0, 0, 4*page.Size, true)
+	now, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, fails := range []bool{false, true} {
+		g := m.group(p.whole())
+		p.fill(9)
+		if fails {
+			m.devices[0].Fail(faulty.Modified, 1, errors.New("injected"))
+		}
+		g.Abort(now)
+		require.Equal(t, want, p.all(), "a scan fails: %v", fails)
+		require.Zero(t, p.release())
+	}
+}
+
+// whileReadersRead begins to release g while an acquire of the file is steady, so that the release waits for it. It
+// calls do once the release waits, and then lets the release go on.
+func (m *machine) whileReadersRead(f *File, g *Group, do func()) (pages int64, err error) {
+	m.t.Helper()
+	_, _, err = m.cache.publications.between(m.t.Context(), []*File{f}, true)
+	require.NoError(m.t, err)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_, pages, err = g.Release(m.t.Context())
+	}()
+	require.Eventually(m.t, func() bool {
+		m.cache.publications.mu.Lock()
+		defer m.cache.publications.mu.Unlock()
+		return m.cache.publications.moved != nil
+	}, time.Minute, time.Millisecond)
+	do()
+	m.cache.publications.unsteady([]*File{f})
+	<-done
+	return pages, err
+}
+
+// TestGroupOfAFileThatIsCutAtTheLastMoment: pages that were cut off while a group waited for readers are not released.
+func TestGroupOfAFileThatIsCutAtTheLastMoment(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.file(8*page.Size + 100)
+	p := m.run(src, 0, 0, 8*page.Size+100, true)
+	g := m.group(p.whole())
+	p.store(8*page.Size+200, 5) // past the end
+	_, pages, err := g.Release(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, pages)
+	g = m.group(p.whole())
+	p.fill(5)
+	pages, err = m.whileReadersRead(src.attached, g, func() { src.truncate(t, 3*page.Size) })
+	require.NoError(t, err)
+	require.EqualValues(t, 3, pages)
+	src.truncate(t, 8*page.Size)
+	require.Equal(t, append(bytes.Repeat([]byte{5}, 3*page.Size), make([]byte, 5*page.Size)...),
+		src.read(t, 0, 8*page.Size))
+}
+
+// TestGroupOfADeviceThatIsLostAtTheLastMoment: nothing of the group is published, and no version counts.
+func TestGroupOfADeviceThatIsLostAtTheLastMoment(t *testing.T) {
+	m := newMachine(t, 2)
+	a, b := m.noisyFile(4*page.Size), m.noisyFile(4*page.Size)
+	pa, pb := m.run(a, 0, 0, 4*page.Size, true), m.run(b, 1, 0, 4*page.Size, true)
+	want := b.home.bytes(0, 4*page.Size)
+	g := m.group(pa.whole(), pb.whole())
+	pa.fill(1)
+	pb.fill(1)
+	_, err := m.whileReadersRead(b.attached, g, func() {
+		m.devices[0].Lose()
+		m.cache.lose(m.cache.devices[0], gpubackend.ErrDeviceLost)
+	})
+	require.ErrorIs(t, err, syscall.ENODEV)
+	version, err := b.attached.Version(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, version)
+	require.Equal(t, want, b.read(t, 0, 4*page.Size))
+	_ = pa.Unmap(t.Context())
+	pa.giveUp()
+	pb.unmap()
+	require.Equal(t, want, b.read(t, 0, 4*page.Size))
+}
+
+// TestGroupsWaitForAnAcquireThatStartsAgain: if groups are published during an acquire, it starts again, and the next
+// group waits for its third turn.
+func TestGroupsWaitForAnAcquireThatStartsAgain(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.file(page.Size)
+	p := m.run(src, 0, 0, page.Size, true)
+	files, turns := []*File{src.attached}, 0
+	waiting := func() bool {
+		m.cache.publications.mu.Lock()
+		defer m.cache.publications.mu.Unlock()
+		return m.cache.publications.moved != nil
+	}
+	released := make(chan struct{}, 1)
+	version, _, err := m.cache.atOneVersion(t.Context(), files, func() (int64, error) {
+		g := m.group(p.whole())
+		if turns++; turns <= steadyTurn {
+			m.releaseGroup(g)
+			return 0, nil
+		}
+		require.Equal(t, steadyTurn+1, turns)
+		go func() {
+			m.releaseGroup(g)
+			released <- struct{}{}
+		}()
+		require.Eventually(t, func() bool { return waiting() || len(released) > 0 }, time.Minute, time.Millisecond)
+		require.Empty(t, released)
+		return 0, nil
+	})
+	require.NoError(t, err)
+	require.EqualValues(t, steadyTurn, version)
+	m.cache.publications.mu.Lock()
+	steady := src.attached.published.steady
+	m.cache.publications.mu.Unlock()
+	if !assert.Zero(t, steady, "the group would wait for ever") {
+		m.cache.publications.unsteady(files)
+	}
+	<-released
 }
 
 // TestEachRangeOfAGroupIsHeldBack: a release by another program leaves out every range of an open group.
@@ -389,6 +531,47 @@ func TestViewTakesWhatIsReleasedStraight(t *testing.T) {
 	}
 }
 
+// TestViewOfWhatTwoDevicesReleased: a page that two devices released has to be merged before a view gets it.
+func TestViewOfWhatTwoDevicesReleased(t *testing.T) {
+	m := newMachine(t, 2)
+	src := m.noisyFile(4 * page.Size)
+	want := src.home.bytes(0, 4*page.Size)
+	programs := []*program{m.run(src, 0, 0, 4*page.Size, true), m.run(src, 1, 0, 4*page.Size, true)}
+	for dev, p := range programs {
+		for _, at := range []int{dev * page.Size, 2*page.Size + dev} { // in a page of its own, and in one of both
+			want[at]++
+			p.store(at, want[at])
+		}
+	}
+	for _, p := range programs {
+		p.release()
+	}
+	for dev := range 2 {
+		v := m.view(ViewRequest{Device: dev, Segments: []view.Segment{bytesOf(0, 4*page.Size)}}, src)
+		require.Equal(t, want, v.all(), "device %d", dev)
+	}
+}
+
+// TestAbortedStoresWithoutAnAcquire: an aborted group takes back stores into pages that the mapping never acquired.
+func TestAbortedStoresWithoutAnAcquire(t *testing.T) {
+	const size = 8 * page.Size
+	m := newMachine(t, 1)
+	src := m.noisyFile(size)
+	want := src.home.bytes(0, size)
+	p := m.attach(m.mapping(src, MapRequest{Len: size, Lazy: true, Writable: true}), 0, size, true)
+	_, err := p.Acquire(t.Context(), 2*page.Size, page.Size, false)
+	require.NoError(t, err)
+	g := m.group(p.whole())
+	p.fill(7)
+	g.Abort(t.Context())
+	require.Equal(t, make([]byte, 2*page.Size), p.load(0, 2*page.Size))
+	require.Equal(t, want[2*page.Size:3*page.Size], p.load(2*page.Size, 3*page.Size))
+	require.Zero(t, p.release())
+	require.Equal(t, want, src.read(t, 0, size))
+	p.acquire()
+	require.Equal(t, want, p.all())
+}
+
 // TestViewOfWhatALostDeviceReleased: the bytes are not part of the file any more.
 func TestViewOfWhatALostDeviceReleased(t *testing.T) {
 	m := newMachine(t, 2)
@@ -480,4 +663,39 @@ func TestTornVersions(t *testing.T) {
 	group.Wait()
 	close(stop)
 	writer.Wait()
+}
+
+// TestVersionsOutliveFiles: a file that left the cache comes back with its version. A new file with the number of a
+// deleted one begins at 0.
+func TestVersionsOutliveFiles(t *testing.T) {
+	m := newMachine(t, 1)
+	src := m.file(page.Size)
+	version := func() uint64 {
+		t.Helper()
+		p := m.run(src, 0, 0, page.Size, true)
+		v, err := p.f.Version(t.Context())
+		require.NoError(t, err)
+		m.releaseGroup(m.group(p.whole()))
+		p.unmap()
+		_, err = m.cache.Evict(t.Context(), src.id, -1)
+		require.NoError(t, err)
+		require.Eventually(t, func() bool { return m.cache.Lookup(src.id) == nil }, time.Minute, time.Millisecond)
+		return v
+	}
+	require.Zero(t, version())
+	require.EqualValues(t, 1, version())
+	require.EqualValues(t, 2, version())
+	m.cache.Forget(src.id)
+	require.Zero(t, version())
+}
+
+// TestVersionsAreBounded: versions of files that nobody uses take a bounded part of memory.
+func TestVersionsAreBounded(t *testing.T) {
+	var p publications
+	for i := range uint64(mostLeft + 10) {
+		f := &File{id: FileID{1, i}}
+		f.published.state.Store(2)
+		p.leave(f)
+	}
+	require.Len(t, p.left, mostLeft)
 }

@@ -66,11 +66,15 @@ type traveller struct {
 	refuses atomic.Int64
 	silent  atomic.Bool // Attends returns false
 	clings  atomic.Bool // a fault: it keeps its first memory, and answers that it moved
-	mu      sync.Mutex
-	has     map[int64]uint64 // generations by offset; protected by mu
-	moved   int              // protected by mu
-	ended   sync.Once
-	thread  sync.WaitGroup
+	// before, if not nil, is called with each Move before the client follows it. gaveBack, if not nil, is called by the
+	// taker of memory that the client gave back.
+	before   func(m Move)
+	gaveBack func()
+	mu       sync.Mutex
+	has      map[int64]uint64 // generations by offset; protected by mu
+	moved    int              // protected by mu
+	ended    sync.Once
+	thread   sync.WaitGroup
 }
 
 type travel struct {
@@ -133,6 +137,9 @@ func (c *traveller) Move(m Move) (func(ctx context.Context) error, error) {
 		select {
 		case err := <-answer:
 			answer <- err
+			if m.Tier == TierNone && c.gaveBack != nil {
+				c.gaveBack()
+			}
 			return err
 		case <-ctx.Done():
 			return ctx.Err()
@@ -143,6 +150,9 @@ func (c *traveller) Move(m Move) (func(ctx context.Context) error, error) {
 // serve is the client's service thread.
 func (c *traveller) serve() {
 	for m := range c.moves {
+		if c.before != nil {
+			c.before(m.Move)
+		}
 		c.stopped.Lock()
 		m.answer <- c.follow(m.Move)
 		c.stopped.Unlock()

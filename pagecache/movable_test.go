@@ -550,3 +550,101 @@ func TestBracketsAtOnce(t *testing.T) {
 	defer c.mu.Unlock()
 	require.Equal(t, extents, c.moved)
 }
+
+// first returns the client's first extent, and its lease.
+func (c *traveller) first() (*extent, *lease) {
+	c.f.mu.Lock()
+	defer c.f.mu.Unlock()
+	x, _ := c.h.at(0)
+	return x, x.leaseLocked(c.Mapping)
+}
+
+// TestBracketWhileAnExtentMoves: a bracket comes and goes right after its client gave the extent back, so the client has
+// it again. The extent does not move.
+func TestBracketWhileAnExtentMoves(t *testing.T) {
+	m := newMovingMachine(t, 1, 2, 1)
+	src := m.noisyFile(brick)
+	c := m.travel(src, 0, true)
+	c.stores(1, 77)
+	x, _ := c.first()
+	mem, err := m.devices[0].AllocHost(brick)
+	require.NoError(t, err)
+	c.gaveBack = func() {
+		c.gaveBack = nil
+		c.stores(2, 88)
+	}
+	require.False(t, c.h.Rehouse(t.Context(), x.Extent, TierHost, mem))
+	require.NoError(t, mem.Free())
+	require.Equal(t, TierDevice, x.Placement().Tier)
+	require.Equal(t, 1, c.mapped())
+	require.Equal(t, []byte{77, 88}, c.host[1:3])
+	require.EqualValues(t, 1, c.releases())
+	require.Equal(t, []byte{77, 88}, src.read(t, 1, 2))
+}
+
+// TestStoresDuringAMove: a program stores into an extent while it moves, outside its brackets. The extent stays, and
+// nothing is lost.
+func TestStoresDuringAMove(t *testing.T) {
+	m := newMovingMachine(t, 1, 2, 2)
+	src := m.noisyFile(brick)
+	c := m.travel(src, 0, true)
+	c.stores(1, 77)
+	x, _ := c.first()
+	mem, err := m.devices[0].AllocHost(brick)
+	require.NoError(t, err)
+	c.clings.Store(true)
+	gate := m.devices[0].HoldAfter(faulty.Digests, 1) // between the copy and the check
+	moved := make(chan bool)
+	go func() { moved <- c.h.Rehouse(t.Context(), x.Extent, TierHost, mem) }()
+	<-gate.Arrived()
+	c.host[2] = 88
+	gate.Open()
+	require.False(t, <-moved)
+	require.NoError(t, mem.Free())
+	require.EqualValues(t, 1, c.releases())
+	require.Equal(t, []byte{77, 88}, src.read(t, 1, 2))
+}
+
+// TestBracketAfterAnotherGeneration: a client that has the extent of another generation gets it again.
+func TestBracketAfterAnotherGeneration(t *testing.T) {
+	m := newMovingMachine(t, 1, 2, 1)
+	c := m.travel(m.noisyFile(brick), 0, true)
+	c.use(0, 1).Done()
+	_, l := c.first()
+	l.mu.Lock()
+	l.generation++
+	l.mu.Unlock()
+	moved := c.moved
+	c.use(0, 1).Done()
+	require.Equal(t, moved+1, c.moved)
+}
+
+// TestAnswerToAnOlderMove: the client answers a MOVE late, after another one was sent. Until it answers that one, no
+// bracket may assume that it has the extent.
+func TestAnswerToAnOlderMove(t *testing.T) {
+	m := newMovingMachine(t, 1, 2, 1)
+	c := m.travel(m.noisyFile(brick), 0, true)
+	c.use(0, 1).Done()
+	_, l := c.first()
+	now, cancel := context.WithCancel(t.Context())
+	cancel()
+	hole, extent := make(chan struct{}), make(chan struct{})
+	c.before = func(m Move) {
+		if m.Tier == TierNone {
+			<-hole
+		} else {
+			<-extent
+		}
+	}
+	require.False(t, l.takeBack(now), "the client does not answer")
+	_, err := l.give()
+	require.NoError(t, err)
+	close(hole)
+	require.Eventually(t, func() bool { return c.deaf.Load() == 0 }, time.Minute, time.Millisecond)
+	wait, err := l.give()
+	require.NoError(t, err)
+	require.NotNil(t, wait, "the client has not answered")
+	close(extent)
+	require.NoError(t, wait(t.Context()))
+	require.Equal(t, 1, c.mapped())
+}

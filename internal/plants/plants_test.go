@@ -39,7 +39,7 @@ type net struct {
 func all() []plant {
 	var list []plant
 	for _, of := range [][]plant{lrcPlants, pagecachePlants, fsPlants, usersPlants, residencyPlants, viewsPlants,
-		movesPlants} {
+		movesPlants, groupsPlants, controlPlants} {
 		list = append(list, of...)
 	}
 	return list
