@@ -5,8 +5,8 @@ var groupsPlants = []plant{
 	{
 		name: "a group's release returns while the kernel has old pages",
 		file: "pagecache/group.go",
-		old:  "\tf.tellTimes(done)\n\t_ = f.waitDrains(ctx, p.span())\n",
-		new:  "\tf.tellTimes(done)\n",
+		old:  "\t_ = f.kernel.Await(ctx, p.span())\n",
+		new:  "",
 		nets: []net{{pkg: "pagecache", run: "TestGroupWaitsForReleases"}},
 	},
 	{
@@ -26,7 +26,7 @@ var groupsPlants = []plant{
 	{
 		name: "a group begins while the kernel drops pages that were released before",
 		file: "pagecache/group.go",
-		old: "if err := p.f.waitDrains(ctx, p.span()); err != nil {\n\t\t\treturn err\n\t\t}\n\t\tif err " +
+		old: "if err := p.f.kernel.Await(ctx, p.span()); err != nil {\n\t\t\treturn err\n\t\t}\n\t\tif err " +
 			":= p.f.mu.LockIn",
 		new:  "if err := p.f.mu.LockIn",
 		nets: []net{{pkg: "pagecache", run: "TestGroupBeginsAfterReleases"}},
