@@ -22,7 +22,8 @@ func (fs *fileSystem) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fu
 	if errno := fs.killSetIDFor(&in.Caller, of); errno != 0 {
 		return fuse.Status(errno)
 	}
-	change := pagecache.Change{Kind: pagecache.ChangeAllocate, Off: page.Clamp(in.Offset), Len: page.Clamp(in.Length)}
+	change := pagecache.Change{Kind: pagecache.ChangeAllocate, Off: page.Clamp(in.Offset), Len: page.Clamp(in.Length),
+		Known: fs.knownSize(of.node)}
 	switch {
 	case in.Mode&(unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_ZERO_RANGE) != 0:
 		change.Kind = pagecache.ChangeZero
@@ -138,10 +139,11 @@ func (fs *fileSystem) CopyFileRange(cancel <-chan struct{}, in *fuse.CopyFileRan
 		})
 	}
 	c, end := dst.content, page.Span(to, int64(size)).End
+	change := pagecache.Change{Kind: pagecache.ChangeWrite, Off: to, Len: int64(size), Known: fs.knownSize(dst.node)}
 	before := c.witness.begin(dst.fd)
 	defer c.witness.end(dst.fd, end)
 	err := fs.lengthen(dst.node, dst.fd, before, end, func() error {
-		return c.changeHome(ctx, pagecache.Change{Kind: pagecache.ChangeWrite, Off: to, Len: int64(size)}, transfer)
+		return c.changeHome(ctx, change, transfer)
 	})
 	if err != nil {
 		return 0, fuse.Status(copyErrno(err))

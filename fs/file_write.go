@@ -112,7 +112,8 @@ type homeWrite struct {
 	thread    uint32 // the writer's
 	writeBack bool
 	appends   bool
-	direct    bool // does not go through the kernel's pages
+	direct    bool  // does not go through the kernel's pages
+	known     int64 // pagecache.Change.Known
 	flags     int
 	uid       uint32 // the user whose right to space counts
 
@@ -142,6 +143,9 @@ func (w *homeWrite) run(ctx context.Context, withoutCure bool) (err error) {
 		}
 		c.witness.end(w.of.fd, reached)
 	}()
+	if !w.writeBack && end > size {
+		w.known = w.of.fs.knownSize(n)
+	}
 	zeros := w.of.fs.surpassed(n, told, size)
 	c.gate.RLock()
 	if zeros.Empty() && (!c.hazard.lasts() || withoutCure) {
@@ -205,7 +209,7 @@ func (w *homeWrite) leaveOutPast() error {
 func (w *homeWrite) change(ctx context.Context, prepare func(off int64) error) error {
 	c := w.of.content
 	change := pagecache.Change{Kind: pagecache.ChangeWrite, Off: w.off, Len: int64(len(w.data)),
-		WriteBack: w.writeBack, Direct: w.direct, Bytes: &w.data}
+		WriteBack: w.writeBack, Direct: w.direct, Bytes: &w.data, Known: w.known}
 	if w.appends {
 		change.Kind = pagecache.ChangeAppend
 	}

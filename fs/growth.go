@@ -25,8 +25,9 @@ func (fs *fileSystem) beforeWrite(cancel <-chan struct{}, in *fuse.InHeader) {
 	}
 	ctx := newRequest(cancel, &in.Caller)
 	defer ctx.end()
+	known := fs.knownSize(n)
 	var err error
-	fs.aside(func() { err = f.BeforeWrite(ctx) })
+	fs.aside(func() { err = f.BeforeWrite(ctx, known) })
 	if err != nil {
 		fs.log.Warn("bytes that devices stored past the end of the file may become part of it", "node", n.path(), "error", err)
 	}

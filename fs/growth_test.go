@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -32,6 +33,37 @@ var growths = map[string]func(t *testing.T, f *os.File){
 		}
 	},
 	"ftruncate": func(t *testing.T, f *os.File) { require.NoError(t, f.Truncate(50_000)) },
+	"fallocate": func(t *testing.T, f *os.File) {
+		require.NoError(t, unix.Fallocate(int(f.Fd()), 0, 49_000, 1000))
+	},
+	"fallocate of a zeroed range": func(t *testing.T, f *os.File) {
+		err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_ZERO_RANGE, 49_000, 1000)
+		if err == unix.EOPNOTSUPP {
+			t.Skip("the filesystem cannot zero a range")
+		}
+		require.NoError(t, err)
+	},
+	"copy_file_range": func(t *testing.T, f *os.File) {
+		from, err := os.CreateTemp(filepath.Dir(f.Name()), "from")
+		require.NoError(t, err)
+		defer from.Close()
+		require.NoError(t, from.Truncate(1000))
+		to := int64(49_000)
+		n, err := unix.CopyFileRange(int(from.Fd()), nil, int(f.Fd()), &to, 1000, 0)
+		require.NoError(t, err)
+		require.Equal(t, 1000, n)
+	},
+	"direct write": func(t *testing.T, f *os.File) {
+		d, err := os.OpenFile(f.Name(), os.O_WRONLY|unix.O_DIRECT, 0)
+		require.NoError(t, err)
+		defer d.Close()
+		block, err := unix.Mmap(-1, 0, page.Size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+		require.NoError(t, err)
+		defer unix.Munmap(block)
+		_, err = d.WriteAt(block, 11*page.Size)
+		require.NoError(t, err)
+		require.NoError(t, d.Truncate(50_000))
+	},
 	"ftruncate, then mmap": func(t *testing.T, f *os.File) {
 		require.NoError(t, f.Truncate(50_000))
 		run(t, program("store by mmap", f.Name(), "49997", "end"))
@@ -115,6 +147,125 @@ func TestDeviceStoresInsideAFileThatGrew(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestStoresPastTheEndStayOutside: bytes that a device stored past the end of a file do not enter it, however it becomes
+// longer, and whether or not the kernel knew it to be longer than SOURCE before. Bytes that it stored before that end do.
+func TestStoresPastTheEndStayOutside(t *testing.T) {
+	const text, mapped = "outside", 64 << 10
+	at := []int64{7000, 20_000, 48_000}
+	for name, grow := range growths {
+		t.Run(name, func(t *testing.T) {
+			everyModeWithDevices(t, func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary) {
+				path := filepath.Join(s.mnt, "f")
+				for round := range 8 {
+					appended, synced, released := round&1 != 0, round&2 != 0, round&4 != 0
+					f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0644)
+					require.NoError(t, err)
+					require.NoError(t, f.Truncate(17))
+					w := mapOn(t, cache, n, f, 0, mapped)
+					if appended {
+						_, err = f.WriteAt(make([]byte, page.Size), 17)
+						require.NoError(t, err)
+						w.store(t, 3000, []byte(text))
+					}
+					if synced {
+						require.NoError(t, f.Sync())
+					}
+					for _, at := range at {
+						w.store(t, at, []byte(text))
+					}
+					if released {
+						w.release(t, mapped)
+					}
+					grow(t, f)
+					check := func(when string, load func(at int64) string) {
+						t.Helper()
+						for _, at := range at {
+							assert.Equalf(t, string(make([]byte, len(text))), load(at),
+								"%d, %s; appended: %v, synced: %v, released: %v", at, when, appended, synced, released)
+						}
+					}
+					read := func(path string) func(int64) string {
+						got, err := os.ReadFile(path)
+						require.NoError(t, err)
+						require.Len(t, got, 50_000)
+						if appended && (path != f.Name() || released) {
+							assert.Equal(t, text, string(got[3000:][:len(text)]), "%s: a store before the end is lost", path)
+						}
+						return func(at int64) string { return string(got[at:][:len(text)]) }
+					}
+					check("mount", read(path))
+					_, err = w.Acquire(t.Context(), 0, mapped, false)
+					require.NoError(t, err)
+					check("device", func(at int64) string { return w.loadAt(t, at, len(text)) })
+					w.release(t, mapped)
+					check("mount, after a release", read(path))
+					require.NoError(t, f.Sync())
+					check("SOURCE", read(filepath.Join(s.source, "f")))
+					w.close(t)
+					require.NoError(t, f.Close())
+					require.NoError(t, os.Remove(path))
+				}
+			})
+		})
+	}
+}
+
+// TestStoresPastTheEndOfAFileThatWasCutAtOpen: an open with O_TRUNC cuts a file whose attributes the kernel has cached.
+// What a device stores past the new end does not enter the file that a write makes longer.
+func TestStoresPastTheEndOfAFileThatWasCutAtOpen(t *testing.T) {
+	everyModeWithDevices(t, func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary) {
+		const size = 64 << 10
+		path := filepath.Join(s.mnt, "f")
+		require.NoError(t, os.WriteFile(path, make([]byte, size), 0o644))
+		f, err := os.OpenFile(path, os.O_RDWR, 0)
+		require.NoError(t, err)
+		defer f.Close()
+		w := mapOn(t, cache, n, f, 0, size)
+		defer w.close(t)
+		_, err = f.Stat()
+		require.NoError(t, err)
+		cut, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0)
+		require.NoError(t, err)
+		defer cut.Close()
+		w.store(t, 20_000, []byte("outside"))
+		_, err = cut.WriteAt([]byte("end"), 49_997)
+		require.NoError(t, err)
+		w.release(t, size)
+		require.NoError(t, f.Sync())
+		for _, path := range []string{path, filepath.Join(s.source, "f")} {
+			got, err := os.ReadFile(path)
+			require.NoError(t, err)
+			require.Equal(t, string(make([]byte, 49_997))+"end", string(got), path)
+		}
+	}, func(o *Options) { o.AttrTimeout = time.Hour })
+}
+
+// TestStoresPastTheEndThatTheKernelKnows: the kernel has many bytes that it has not sent. A device stores a little past
+// their end, and a write makes the file longer.
+func TestStoresPastTheEndThatTheKernelKnows(t *testing.T) {
+	everyModeWithDevices(t, func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary) {
+		const off, size, known = 10 << 20, 2 << 20, 10<<20 + 1000
+		path := filepath.Join(s.mnt, "f")
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
+		require.NoError(t, err)
+		defer f.Close()
+		w := mapAs(t, cache, n, f, pagecache.MapRequest{Off: off, Len: size, Writable: true, Launder: true})
+		defer w.close(t)
+		_, err = f.WriteAt(make([]byte, known), 0)
+		require.NoError(t, err)
+		w.store(t, known+100_000, []byte("outside"))
+		_, err = f.WriteAt([]byte("end"), known+200_000)
+		require.NoError(t, err)
+		w.release(t, size)
+		require.NoError(t, f.Sync())
+		for _, path := range []string{path, filepath.Join(s.source, "f")} {
+			got, err := os.ReadFile(path)
+			require.NoError(t, err)
+			require.Equal(t, string(make([]byte, 7)), string(got[known+100_000:][:7]), path)
+		}
+	})
 }
 
 // TestSurpassedPageIsSuspected: a request makes a file longer that grew in SOURCE. What the kernel sends of the page of

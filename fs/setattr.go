@@ -203,14 +203,10 @@ func (fs *fileSystem) setSize(
 		return syscall.EINVAL
 	}
 	c := n.content()
-	var known int64
-	if fs.writeBack && c.live() != nil {
-		known = fs.knownSize(n)
-	}
 	truncate := func(int64, int64) error {
 		return fs.spend(uid, func() error { return retry(func() error { return sizer.set(size) }) })
 	}
-	change := pagecache.Change{Kind: pagecache.ChangeTruncate, Len: size, Known: known}
+	change := pagecache.Change{Kind: pagecache.ChangeTruncate, Len: size, Known: fs.knownSize(n)}
 	do := func() error { return c.changeHome(ctx, change, truncate) }
 	errno := toErrno(fs.lengthen(n, sizer.fd, before, size, do))
 	if errno == 0 {

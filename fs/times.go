@@ -53,16 +53,23 @@ func (fs *fileSystem) touch(n *node) error {
 	return fs.through(n, func(fd int) error { return unix.UtimesNanoAt(fd, "", modified, unix.AT_EMPTY_PATH) })
 }
 
-// knownSize returns the size of n that the kernel knows. It exceeds home's if the kernel has cached writes that made
-// the file longer. knownSize returns 0 if it cannot find out. The caller holds no lock.
+// knownSize returns the size of n that the kernel knows, for pagecache.Change. It exceeds home's if the kernel has
+// cached writes that made the file longer. It is 0 if that cannot matter, and negative if knownSize cannot find out. The
+// caller holds no lock.
 func (fs *fileSystem) knownSize(n *node) int64 {
+	if !fs.writeBack {
+		return 0
+	}
+	if n.content().live() == nil {
+		return -1 // not asked; devices may hold part of the file by the time of the change
+	}
 	var st unix.Statx_t
 	err := fs.through(n, func(fd int) error {
 		return unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_SIZE, &st)
 	})
 	if err != nil {
 		fs.log.Debug("the kernel's size of a file is not known", "node", n.path(), "error", err)
-		return 0
+		return -1
 	}
 	return int64(st.Size)
 }

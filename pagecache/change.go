@@ -43,7 +43,8 @@ type Change struct {
 	// Bytes are the bytes of a ChangeWrite, or nil if they are not known. ChangeHome may replace the slice before it
 	// calls do, and does not change its bytes.
 	Bytes *[]byte
-	// Known is the size that the kernel knows, if that may exceed home's. For ChangeTruncate.
+	// Known is the size that the kernel knows, if that may exceed home's: bytes below it are part of the file. It is
+	// negative if the size is not known. It counts for all changes but those with WriteBack.
 	Known int64
 }
 
@@ -110,8 +111,12 @@ func (f *File) changeLocked(ctx context.Context, c Change, found besides, do fun
 	if err != nil {
 		return err
 	}
+	former := max(before, c.Known) // where the file ends for the kernel; what lies behind is zeroed if the file grows
+	if c.Known < 0 && f.kernel.MayBeLonger() {
+		former = math.MaxInt64
+	}
 	if c.Kind == ChangeTruncate {
-		return f.truncateLocked(ctx, before, c, do)
+		return f.truncateLocked(ctx, before, former, c.Len, do)
 	}
 	if c.Kind == ChangeAppend {
 		c.Off = before
@@ -129,9 +134,9 @@ func (f *File) changeLocked(ctx context.Context, c Change, found besides, do fun
 		return f.changeAgainLocked(ctx, asked, found, &changedBeside{}, do)
 	}
 	// When the file grows, bytes that programs stored past end of file do not become part of it.
-	grows := changed.End > before && !(f.kernel.CachesWrites() && c.WriteBack) && !f.kernel.MayBeLonger()
+	grows := changed.End > former && !(f.kernel.CachesWrites() && c.WriteBack)
 	if grows {
-		if err := f.keepEndLocked(ctx, before); err != nil {
+		if err := f.keepEndLocked(ctx, former); err != nil {
 			return err
 		}
 	}
@@ -139,7 +144,7 @@ func (f *File) changeLocked(ctx context.Context, c Change, found besides, do fun
 		if !grows {
 			return nil
 		}
-		return f.zeroReplicasLocked(ctx, page.Bytes{Off: before, End: changed.End})
+		return f.zeroReplicasLocked(ctx, page.Bytes{Off: former, End: changed.End})
 	}
 	done := false
 	if c.Kind != ChangeAllocate {
@@ -261,15 +266,14 @@ func (f *File) writeLocked(c Change, rg page.Range, begin func() error,
 	return true, err
 }
 
-// truncateLocked sets home's size. Replicas read as zero past the new end at once, as a mapping of the file would.
-func (f *File) truncateLocked(ctx context.Context, before int64, c Change, do func(off, n int64) error) error {
-	size := c.Len
-	// Bytes below Known were part of the file, even if only the kernel knew. Devices may have stored there: keep those.
-	if known := max(before, c.Known); size > known {
-		if err := f.keepEndLocked(ctx, known); err != nil {
+// truncateLocked sets the size of home, which is before. Replicas read as zero past the new end at once, as a mapping of
+// the file would. former is where the file ends for the kernel: devices may have stored below it.
+func (f *File) truncateLocked(ctx context.Context, before, former, size int64, do func(off, n int64) error) error {
+	if size > former {
+		if err := f.keepEndLocked(ctx, former); err != nil {
 			return err
 		}
-		if err := f.zeroReplicasLocked(ctx, page.Bytes{Off: known, End: size}); err != nil {
+		if err := f.zeroReplicasLocked(ctx, page.Bytes{Off: former, End: size}); err != nil {
 			return err
 		}
 	}

@@ -16,10 +16,12 @@ import (
 //   - Before a release examines its pages, the kernel sends what it has past home's end. Home is then as long as the
 //     kernel knows. Stores past that end are discarded, on all devices, not only on the one that releases.
 //   - If a device maps a file for writing past its end, the kernel asks for attributes before each write to the file,
-//     since package fs does not let it cache them. Bytes in the pages after the end are zeroed then.
+//     since package fs does not let it cache them. Bytes in the pages after the end that the kernel knows are zeroed
+//     then.
 //   - When write-back by the kernel extends home, nothing is zeroed.
-//   - Requests that extend the file zero as always, unless a write may have come since the kernel last sent everything.
-//     The same holds for direct changes in SOURCE that extend it.
+//   - Requests that extend the file zero from the end that the kernel knows (Change.Known). If package fs cannot find
+//     that out, they zero from home's end, unless a write may have come since the kernel last sent everything. The
+//     same holds for direct changes in SOURCE that extend the file.
 
 const (
 	// askedPages is the most pages past end of file that are examined before a write: 4 MiB.
@@ -66,16 +68,17 @@ func (f *File) ReachesPast(size int64) bool {
 	return false
 }
 
-// BeforeWrite is called before a program may write to the file without a request. It blocks on devices and on the
-// kernel.
-func (f *File) BeforeWrite(ctx context.Context) error {
+// BeforeWrite is called before a program may write to the file without a request. known is Change.Known. It blocks on
+// devices and on the kernel.
+func (f *File) BeforeWrite(ctx context.Context, known int64) error {
 	defer f.kernel.MayExtend()
 	if err := f.mu.RLockIn(ctx); err != nil {
 		return err
 	}
-	end := page.Count(f.size) + askedPages
+	past := page.From(max(f.size, known)).Pages()
 	f.mu.RUnlock()
-	return f.forgetPastEnd(ctx, nil, page.Range{End: end})
+	past.End = past.Start + 1 + askedPages
+	return f.forgetPastEnd(ctx, nil, past)
 }
 
 // pastEnd is a run of pages with stores past end of file. bytes are the device's bytes of the whole run.

@@ -111,7 +111,7 @@ func TestStoresInsideTheSizeOfTheKernelSurviveGrowthInSource(t *testing.T) {
 	src := m.file(0)
 	p := m.run(src, 0, 0, 2*page.Size, true)
 	p.store(10, 7)
-	require.NoError(t, src.attached.BeforeWrite(context.Background())) // for example of a byte at the end of the page
+	require.NoError(t, src.attached.BeforeWrite(context.Background(), -1)) // for example of a byte at the end of the page
 	p.store(1000, 7)
 	src.home.resize(2000)
 	src.home.editAt(1500, []byte{5})
@@ -122,6 +122,34 @@ func TestStoresInsideTheSizeOfTheKernelSurviveGrowthInSource(t *testing.T) {
 	require.EqualValues(t, 1, p.release())
 	require.NoError(t, src.attached.Sync(context.Background(), nil))
 	requireSame(t, want, src.home.bytes(0, 2000))
+}
+
+// TestRequestsZeroFromTheEndThatTheKernelKnows: a request makes a file longer whose end only the kernel knows. A device
+// stored before that end, which is kept, and past it, which is not. If the end is not known, both are kept.
+func TestRequestsZeroFromTheEndThatTheKernelKnows(t *testing.T) {
+	const known, inside, outside, end = 2*page.Size + 100, page.Size + 50, 2*page.Size + 200, 3 * page.Size
+	for _, kind := range []ChangeKind{ChangeWrite, ChangeAllocate, ChangeZero, ChangeTruncate} {
+		for _, known := range []int64{known, -1} {
+			m := newMachine(t, 1, func(o *Options, _ *int64) { o.WriteBack = true })
+			src := m.file(100)
+			p := m.run(src, 0, 0, 4*page.Size, true)
+			p.acquire()
+			require.NoError(t, src.attached.BeforeWrite(t.Context(), 100)) // of a byte before known
+			p.store(inside, 7)
+			p.store(outside, 8)
+			c := Change{Kind: kind, Off: end - 100, Len: 100, Known: known}
+			if kind == ChangeTruncate {
+				c.Off, c.Len = 0, end
+			}
+			require.NoError(t, src.attached.ChangeHome(t.Context(), c, func(int64, int64) error {
+				src.home.resize(end)
+				return nil
+			}))
+			p.acquire()
+			require.EqualValues(t, 7, p.byteAt(inside), "kind %d", kind)
+			require.NotEqual(t, known >= 0, p.byteAt(outside) == 8, "kind %d, known %d", kind, known)
+		}
+	}
 }
 
 // TestStoresPastTheEndOfACollectedPage: released bytes of the last page come home while a device has stores past the
@@ -142,12 +170,12 @@ func TestStoresPastTheEndOfACollectedPage(t *testing.T) {
 		release()
 		p.store(page.Size+200, 7)
 		collect()
-		require.NoError(t, src.attached.BeforeWrite(t.Context()))
+		require.NoError(t, src.attached.BeforeWrite(t.Context(), -1))
 		require.Zero(t, p.byteAt(page.Size+200), "kept: %v", kept)
 
 		release()
 		// A program extends the file. The kernel reports that later.
-		require.NoError(t, src.attached.BeforeWrite(t.Context()))
+		require.NoError(t, src.attached.BeforeWrite(t.Context(), -1))
 		p.store(page.Size+300, 8)
 		collect()
 		end := Change{Kind: ChangeWrite, Off: page.Size + 399, Len: 1, WriteBack: true}

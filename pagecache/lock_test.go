@@ -55,7 +55,7 @@ func TestNobodyWaitsForTheFileBeyondHisContext(t *testing.T) {
 		"sync":       func(ctx context.Context, src *source) error { return src.attached.Sync(ctx, nil) },
 		"bring home": func(ctx context.Context, src *source) error { return src.attached.BringHome(ctx) },
 		"before a write without a request": func(ctx context.Context, src *source) error {
-			return src.attached.BeforeWrite(ctx)
+			return src.attached.BeforeWrite(ctx, -1)
 		},
 		"stores past end of file": func(ctx context.Context, src *source) error {
 			return src.attached.forgetPastEnd(ctx, nil, page.From(0).Pages())

@@ -40,6 +40,40 @@ var fsPlants = []plant{
 		nets: []net{{pkg: "fs", run: "TestTruncationAtOpenReachesDevices"}},
 	},
 	{
+		name: "after an O_TRUNC the kernel need not ask before it makes the file longer",
+		file: "fs/file.go",
+		old:  "f != nil && fs.writeBack && f.ReachesPast(0)",
+		new:  "f != nil && fs.writeBack && f == nil",
+		nets: []net{{pkg: "fs", run: "TestStoresPastTheEndOfAFileThatWasCutAtOpen"}},
+	},
+	{
+		name: "a copy or an fallocate ignores the size that the kernel knows",
+		file: "pagecache/change.go",
+		old:  "former := max(before, c.Known) //",
+		new:  "former := before //",
+		nets: []net{
+			{pkg: "fs", run: "TestStoresPastTheEndStayOutside"},
+			{pkg: "pagecache", run: "TestRequestsZeroFromTheEndThatTheKernelKnows"},
+		},
+	},
+	{
+		name: "a request that makes a file longer leaves stores past the end if the kernel may know more than SOURCE",
+		file: "pagecache/change.go",
+		old:  "if c.Known < 0 && f.kernel.MayBeLonger() {",
+		new:  "if f.kernel.MayBeLonger() {",
+		nets: []net{
+			{pkg: "fs", run: "TestStoresPastTheEndStayOutside"},
+			{pkg: "pagecache", run: "TestRequestsZeroFromTheEndThatTheKernelKnows"},
+		},
+	},
+	{
+		name: "stores past SOURCE's end are looked for, not those past the kernel's",
+		file: "pagecache/growth.go",
+		old:  "page.From(max(f.size, known)).Pages()",
+		new:  "page.From(f.size).Pages()",
+		nets: []net{{pkg: "fs", run: "TestStoresPastTheEndThatTheKernelKnows"}},
+	},
+	{
 		name: "zeroing a range is taken for allocating it",
 		file: "fs/file_space.go",
 		old:  "case in.Mode&(unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_ZERO_RANGE) != 0:",
