@@ -51,7 +51,7 @@
 //	nodes:      node descriptors node_table handles unlinked passthrough kernel_opens
 //	kernel:     kernel_pages longer
 //	mount:      filesystem
-//	content:    change growth file_direct file_source times file_parallel disk_errors
+//	content:    change file_direct file_source times growth file_parallel disk_errors
 //	requests:   attr lookup pinning remove setattr file dir file_read create file_write file_space showing
 //	            file_ioctl xattr ahead
 //	server:     read_only mountpoint hold server timed
