@@ -248,7 +248,7 @@ func (fs *fileSystem) truncateOpen(ctx context.Context, n *node, fd int, in *fus
 	c.witness.begin(fd)
 	defer c.witness.end(fd, anySize)
 	truncate := func(int64, int64) error { return retry(func() error { return unix.Ftruncate(fd, 0) }) }
-	errno := toErrno(c.changeHome(ctx, pagecache.Change{Kind: pagecache.ChangeTruncate}, truncate))
+	errno := toErrno(c.changeHome(ctx, fs, fd, pagecache.Change{Kind: pagecache.ChangeTruncate}, truncate))
 	if errno == 0 {
 		n.told.Store(0)
 	}

@@ -47,7 +47,7 @@ func (fs *fileSystem) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fu
 	defer ctx.end()
 	size := c.witness.begin(of.fd)
 	defer c.witness.end(of.fd, reached)
-	return toStatus(fs.lengthen(of.node, of.fd, size, end, func() error { return c.changeHome(ctx, change, allocate) }))
+	return toStatus(fs.lengthen(of.node, of.fd, size, end, func() error { return c.changeHome(ctx, fs, of.fd, change, allocate) }))
 }
 
 // killSetIDFor is killSetID for requests that change bytes and do not say whether the caller may keep set-id bits. The
@@ -143,7 +143,7 @@ func (fs *fileSystem) CopyFileRange(cancel <-chan struct{}, in *fuse.CopyFileRan
 	before := c.witness.begin(dst.fd)
 	defer c.witness.end(dst.fd, end)
 	err := fs.lengthen(dst.node, dst.fd, before, end, func() error {
-		return c.changeHome(ctx, change, transfer)
+		return c.changeHome(ctx, fs, dst.fd, change, transfer)
 	})
 	if err != nil {
 		return 0, fuse.Status(copyErrno(err))

@@ -213,7 +213,7 @@ func (w *homeWrite) change(ctx context.Context, prepare func(off int64) error) e
 	if w.appends {
 		change.Kind = pagecache.ChangeAppend
 	}
-	return c.changeHome(ctx, change, func(off, _ int64) error {
+	return c.changeHome(ctx, w.of.fs, w.of.fd, change, func(off, _ int64) error {
 		if prepare != nil {
 			if err := prepare(off); err != nil {
 				return err

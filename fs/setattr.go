@@ -27,6 +27,13 @@ func (fs *fileSystem) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *f
 		of = fs.files.get(handle)
 	}
 	fd, errno := fs.hold(n)
+	const times = fuse.FATTR_MTIME | fuse.FATTR_CTIME
+	if errno == syscall.ESTALE && in.Valid&^fuse.FATTR_FH == times && fs.writeBack && n.isRemoved() {
+		// The kernel sends the times of a file that it has just removed, and the daemon has let the file go (letGo).
+		// syncfs would report an error.
+		out.Mode = n.kind
+		return fuse.OK
+	}
 	if errno != 0 {
 		return fuse.Status(errno)
 	}
@@ -48,6 +55,9 @@ func (fs *fileSystem) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *f
 			defer unix.Close(sizer.fd)
 			sizer.named = !fs.unseenOpens || !hasHandle && in.Size != 0 // opens with O_TRUNC come here, too
 		}
+	}
+	if in.Valid&fuse.FATTR_SIZE != 0 && n.isRegular() {
+		n.content() // has the witness for beginTouch
 	}
 	touch := beginTouch(n, fd)
 	if in.Valid&fuse.FATTR_SIZE != 0 {
@@ -133,8 +143,8 @@ func (fs *fileSystem) setAttr(
 		}
 		if c := n.data.Load(); c != nil {
 			// Not while released bytes are written home: after that, home gets its former time back.
-			return toErrno(c.changeHome(ctx, pagecache.Change{Kind: pagecache.ChangeTimes},
-				func(int64, int64) error { return set() }))
+			return toErrno(c.changeHome(ctx, fs, fd, pagecache.Change{Kind: pagecache.ChangeTimes},
+				func(int64, int64) error { return c.witness.setModified(fd, mtime, set) }))
 		}
 		return toErrno(set())
 	}
@@ -207,7 +217,7 @@ func (fs *fileSystem) setSize(
 		return fs.spend(uid, func() error { return retry(func() error { return sizer.set(size) }) })
 	}
 	change := pagecache.Change{Kind: pagecache.ChangeTruncate, Len: size, Known: fs.knownSize(n)}
-	do := func() error { return c.changeHome(ctx, change, truncate) }
+	do := func() error { return c.changeHome(ctx, fs, sizer.fd, change, truncate) }
 	errno := toErrno(fs.lengthen(n, sizer.fd, before, size, do))
 	if errno == 0 {
 		n.told.Store(size)

@@ -2,7 +2,6 @@ package fs
 
 import (
 	"encoding/binary"
-	"fmt"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -25,7 +24,7 @@ func (h *home) SetModified(mtime time.Time) error {
 
 func (h *home) setTimes(times []unix.Timespec) error {
 	defer h.beginChange()()
-	return unix.UtimesNanoAt(h.fs.procDir, fmt.Sprint(h.fd), times, 0)
+	return h.witness.setModified(h.fd, times[1], func() error { return setTimesOf(h.fs, h.fd, times) })
 }
 
 // Modified implements pagecache.TimedPages.

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
@@ -147,5 +148,122 @@ func TestTimesOfATruncationToTheSameSize(t *testing.T) {
 			require.NoError(t, err)
 			assert.Equal(t, moves, !st.ModTime().Equal(old), at)
 		}
+	}
+}
+
+// TestTimesAreThoseOfSource: once a program has closed a file, the mount shows SOURCE's mtime, and that time does not
+// change any more. The kernel's clock stands still for some milliseconds, so most of the steps fall in one moment.
+func TestTimesAreThoseOfSource(t *testing.T) {
+	old := unix.Timespec{Sec: 1e9, Nsec: 123456789}
+	setOld := func(t *testing.T, f *os.File) {
+		require.NoError(t, unix.UtimesNanoAt(int(f.Fd()), "", []unix.Timespec{old, old}, unix.AT_EMPTY_PATH))
+	}
+	write := func(t *testing.T, f *os.File) {
+		_, err := f.WriteAt(make([]byte, 3000), 0)
+		require.NoError(t, err)
+	}
+	reopen := func(t *testing.T, f *os.File, flags int) *os.File {
+		again, err := os.OpenFile(f.Name(), flags, 0)
+		require.NoError(t, err)
+		t.Cleanup(func() { again.Close() })
+		return again
+	}
+	const recent = false
+	for name, x := range map[string]struct {
+		steps func(t *testing.T, f *os.File)
+		old   bool // the time is the one that was set
+	}{
+		"write":               {write, recent},
+		"write, fsync":        {func(t *testing.T, f *os.File) { write(t, f); require.NoError(t, f.Sync()) }, recent},
+		"write, fsync, write": {func(t *testing.T, f *os.File) { write(t, f); require.NoError(t, f.Sync()); write(t, f) }, recent},
+		"large write": {func(t *testing.T, f *os.File) {
+			_, err := f.Write(make([]byte, 9<<20))
+			require.NoError(t, err)
+		}, recent},
+		"O_TRUNC": {func(t *testing.T, f *os.File) {
+			write(t, f)
+			require.NoError(t, f.Sync())
+			require.NoError(t, reopen(t, f, os.O_WRONLY|os.O_TRUNC).Close())
+		}, recent},
+		"O_TRUNC, write": {func(t *testing.T, f *os.File) {
+			write(t, f)
+			require.NoError(t, f.Close())
+			again := reopen(t, f, os.O_WRONLY|os.O_TRUNC)
+			write(t, again)
+			require.NoError(t, again.Close())
+		}, recent},
+		"ftruncate": {func(t *testing.T, f *os.File) { write(t, f); require.NoError(t, f.Truncate(10)) }, recent},
+		"truncate to the same size": {func(t *testing.T, f *os.File) {
+			require.NoError(t, unix.Truncate(f.Name(), 0))
+			require.NoError(t, unix.Truncate(f.Name(), 0))
+		}, recent},
+		"fallocate": {func(t *testing.T, f *os.File) {
+			write(t, f)
+			require.NoError(t, unix.Fallocate(int(f.Fd()), 0, 0, 10_000))
+		}, recent},
+		"punch a hole": {func(t *testing.T, f *os.File) {
+			write(t, f)
+			const hole = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
+			require.NoError(t, unix.Fallocate(int(f.Fd()), hole, 0, 100))
+		}, recent},
+		"copy_file_range": {func(t *testing.T, f *os.File) {
+			write(t, f)
+			to := int64(5000)
+			_, err := unix.CopyFileRange(int(reopen(t, f, os.O_RDONLY).Fd()), nil, int(f.Fd()), &to, 1000, 0)
+			require.NoError(t, err)
+		}, recent},
+		"direct write": {func(t *testing.T, f *os.File) {
+			block, err := unix.Mmap(-1, 0, page.Size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+			require.NoError(t, err)
+			defer unix.Munmap(block)
+			write(t, f)
+			_, err = reopen(t, f, os.O_RDWR|unix.O_DIRECT).WriteAt(block, 0)
+			require.NoError(t, err)
+		}, recent},
+		"store by mmap": {func(t *testing.T, f *os.File) {
+			write(t, f)
+			setOld(t, f)
+			run(t, program("store by mmap", f.Name(), "100", "text"))
+		}, recent},
+		"set, write": {func(t *testing.T, f *os.File) { setOld(t, f); write(t, f) }, recent},
+		"write, set": {func(t *testing.T, f *os.File) { write(t, f); setOld(t, f) }, true},
+		"set, chmod": {func(t *testing.T, f *os.File) { write(t, f); setOld(t, f); require.NoError(t, f.Chmod(0o600)) }, true},
+		"set, rename": {func(t *testing.T, f *os.File) {
+			write(t, f)
+			setOld(t, f)
+			require.NoError(t, os.Rename(f.Name(), f.Name()+"2"))
+			require.NoError(t, os.Rename(f.Name()+"2", f.Name()))
+		}, true},
+		"set, link": {func(t *testing.T, f *os.File) {
+			write(t, f)
+			setOld(t, f)
+			require.NoError(t, os.Link(f.Name(), f.Name()+"2"))
+			require.NoError(t, os.Remove(f.Name()+"2"))
+		}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bothModes(t, func(t *testing.T, s *scene) {
+				path := filepath.Join(s.mnt, "f")
+				began := time.Now().Add(-clockStep)
+				for range 10 {
+					f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o644)
+					require.NoError(t, err)
+					x.steps(t, f)
+					f.Close()
+					on, err := os.Stat(path)
+					require.NoError(t, err)
+					in, err := os.Stat(filepath.Join(s.source, "f"))
+					require.NoError(t, err)
+					assert.Equal(t, in.ModTime(), on.ModTime(), "the mount does not show SOURCE's time")
+					if x.old {
+						assert.Equal(t, time.Unix(old.Unix()), on.ModTime())
+					} else {
+						assert.True(t, on.ModTime().After(began), "%v", on.ModTime())
+					}
+					require.NoError(t, os.Remove(path))
+				}
+				assert.Zero(t, s.fs.changed.Load(), "the mount's own change was taken for a foreign one")
+			})
+		})
 	}
 }

@@ -176,3 +176,19 @@ func TestRemovedWhileInUse(t *testing.T) {
 		assert.Eventually(t, func() bool { return n.devices[0].Used() == 0 }, eventually, tick)
 	})
 }
+
+// TestSyncAfterRemovals: the kernel sends the times of files that it caches writes of, also of files that programs have
+// removed. That is no failure.
+func TestSyncAfterRemovals(t *testing.T) {
+	everyMode(t, func(t *testing.T, s *scene) {
+		root, err := os.Open(s.mnt)
+		require.NoError(t, err)
+		defer root.Close()
+		for range 2 * maxRemoved {
+			path := filepath.Join(s.mnt, "f")
+			require.NoError(t, os.WriteFile(path, []byte("text"), 0o644))
+			require.NoError(t, os.Remove(path))
+		}
+		require.NoError(t, unix.Syncfs(int(root.Fd())))
+	})
+}

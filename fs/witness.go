@@ -34,6 +34,8 @@ type witness struct {
 	known    bool       // protected by mu
 	last     attributes // as last seen or recorded; protected by mu
 	inFlight int        // changes through the mount under way; protected by mu
+	// modified is the mtime that the file has apart from changes under way, see keepModified. Protected by mu.
+	modified unix.StatxTimestamp
 	// reached is the longest size that the ended changes of an overlapping set may have given the file, or anySize.
 	// Protected by mu.
 	reached int64
@@ -145,6 +147,9 @@ func (w *witness) beginWith(st *unix.Statx_t) {
 }
 
 func (w *witness) beganLocked() {
+	if w.inFlight == 0 {
+		w.modified = w.last.mtime
+	}
 	w.inFlight++
 	w.blurred.Store(true)
 }
@@ -175,6 +180,32 @@ func (w *witness) endAs(reached int64, ask func() (attributes, error)) {
 		w.changes.Add(1)
 	}
 	w.known, w.last, w.reached = err == nil, left, 0
+}
+
+// setModified calls set, which sets the file's mtime and is called during a change. mtime is the argument of utimensat.
+func (w *witness) setModified(fd int, mtime unix.Timespec, set func() error) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err := set(); err != nil || mtime.Nsec == unix.UTIME_OMIT {
+		return err
+	}
+	w.modified = statxTime(mtime)
+	if mtime.Nsec == unix.UTIME_NOW {
+		if now, err := attributesOn(fd); err == nil {
+			w.modified = now.mtime
+		}
+	}
+	return nil
+}
+
+// keepModified calls set with the mtime that the file had before the change that is under way, or that was set since.
+func (w *witness) keepModified(set func(mtime unix.Timespec) error) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.known {
+		return nil
+	}
+	return set(unix.Timespec{Sec: w.modified.Sec, Nsec: int64(w.modified.Nsec)})
 }
 
 // attributesOn returns the attributes of a descriptor, which may be opened with O_PATH.
