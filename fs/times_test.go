@@ -267,3 +267,75 @@ func TestTimesAreThoseOfSource(t *testing.T) {
 		})
 	}
 }
+
+// TestTimesThatTheKernelKeeps checks what docs/consistency.md says of atime and ctime: cached reads do not move atime,
+// and with write-back caching the mount shows a ctime of its own.
+func TestTimesThatTheKernelKeeps(t *testing.T) {
+	bothModes(t, func(t *testing.T, s *scene) {
+		path, home := filepath.Join(s.mnt, "f"), filepath.Join(s.source, "f")
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
+		require.NoError(t, err)
+		defer f.Close()
+		page := make([]byte, page.Size)
+		_, err = f.WriteAt(page, 0)
+		require.NoError(t, err)
+		for written := time.Now(); time.Since(written) < 2*clockStep; {
+			_, err = f.ReadAt(page, 0)
+			require.NoError(t, err)
+		}
+		require.NoError(t, f.Sync())
+		var on, in unix.Stat_t
+		require.NoError(t, unix.Stat(path, &on))
+		require.NoError(t, unix.Stat(home, &in))
+		assert.Equal(t, in.Mtim, on.Mtim)
+		assert.Equal(t, in.Atim, on.Atim)
+		assert.LessOrEqual(t, in.Atim.Nano(), in.Mtim.Nano(), "a cached read moved atime")
+		assert.Equal(t, s.WriteBack(), in.Ctim.Nano() > on.Ctim.Nano(), "%v in SOURCE, %v on the mount", in.Ctim, on.Ctim)
+	})
+}
+
+// TestLocksDoNotReachSource: docs/consistency.md says that locks on the mount do not exclude programs in SOURCE.
+func TestLocksDoNotReachSource(t *testing.T) {
+	everyMode(t, func(t *testing.T, s *scene) {
+		require.NoError(t, os.WriteFile(filepath.Join(s.source, "f"), nil, 0o644))
+		var files []*os.File
+		for _, dir := range []string{s.mnt, s.source, s.mnt} {
+			f, err := os.OpenFile(filepath.Join(dir, "f"), os.O_RDWR, 0)
+			require.NoError(t, err)
+			defer f.Close()
+			files = append(files, f)
+		}
+		whole := &unix.Flock_t{Type: unix.F_WRLCK}
+		for i, want := range []error{nil, nil, unix.EAGAIN} {
+			fd := files[i].Fd()
+			require.ErrorIs(t, unix.Flock(int(fd), unix.LOCK_EX|unix.LOCK_NB), want)
+			require.ErrorIs(t, unix.FcntlFlock(fd, unix.F_OFD_SETLK, whole), want)
+		}
+	})
+}
+
+// TestWritesPastTheLargestFile: with write-back caching, the kernel does not know how large a file in SOURCE may be.
+func TestWritesPastTheLargestFile(t *testing.T) {
+	bothModes(t, func(t *testing.T, s *scene) {
+		const far = 1 << 62
+		home, err := os.Create(filepath.Join(s.source, "home"))
+		require.NoError(t, err)
+		defer home.Close()
+		if _, err := home.WriteAt([]byte("x"), far); err == nil {
+			t.Skip("SOURCE takes files of any size")
+		}
+		f, err := os.Create(filepath.Join(s.mnt, "f"))
+		require.NoError(t, err)
+		_, err = f.WriteAt([]byte("x"), far)
+		if !s.WriteBack() {
+			require.ErrorIs(t, err, unix.EFBIG)
+			require.NoError(t, f.Close())
+			return
+		}
+		require.NoError(t, err)
+		require.ErrorIs(t, f.Sync(), unix.EFBIG)
+		_, err = f.WriteAt([]byte("x"), far)
+		require.NoError(t, err)
+		require.Error(t, f.Close())
+	})
+}
