@@ -35,7 +35,7 @@ var fsPlants = []plant{
 	{
 		name: "O_TRUNC bypasses the rules",
 		file: "fs/file.go",
-		old:  "errno := toErrno(c.changeHome(ctx, pagecache.Change{Kind: pagecache.ChangeTruncate}, truncate))",
+		old:  "errno := toErrno(c.changeHome(ctx, fs, fd, pagecache.Change{Kind: pagecache.ChangeTruncate}, truncate))",
 		new:  "_ = pagecache.ChangeTruncate\n\terrno := toErrno(truncate(0, 0))",
 		nets: []net{{pkg: "fs", run: "TestTruncationAtOpenReachesDevices"}},
 	},
@@ -72,6 +72,27 @@ var fsPlants = []plant{
 		old:  "page.From(max(f.size, known)).Pages()",
 		new:  "page.From(f.size).Pages()",
 		nets: []net{{pkg: "fs", run: "TestStoresPastTheEndThatTheKernelKnows"}},
+	},
+	{
+		name: "with write-back caching, a write moves mtime in SOURCE",
+		file: "fs/change.go",
+		old:  "if fs.writeBack && change.Kind",
+		new:  "if fs.writeBack && fs.kernelOpens && change.Kind",
+		nets: []net{{pkg: "fs", run: "TestTimesAreThoseOfSource"}},
+	},
+	{
+		name: "a write takes back the time that a program sets meanwhile",
+		file: "fs/witness.go",
+		old:  "\tw.modified = statxTime(mtime)\n\tif",
+		new:  "\tif",
+		nets: []net{{pkg: "fs", run: "TestTimeSetDuringAWriteStays"}},
+	},
+	{
+		name: "the kernel's times of a removed file are an error",
+		file: "fs/setattr.go",
+		old:  "fs.writeBack && n.isRemoved() {",
+		new:  "fs.writeBack && n == nil {",
+		nets: []net{{pkg: "fs", run: "TestSyncAfterRemovals"}},
 	},
 	{
 		name: "zeroing a range is taken for allocating it",
