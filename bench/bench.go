@@ -292,7 +292,7 @@ func (s *session) note(r *rows.Report, row *rows.Row, at string, res rows.Result
 		if err = explain(err, s.Dir); isFatal(err) {
 			return err
 		}
-		res = rows.Result{Failed: err.Error()}
+		res = rows.Result{Failed: strings.TrimPrefix(err.Error(), row.Group+"/"+row.Name+": ")}
 		s.failed++
 	}
 	if res.Name == "" {
@@ -340,9 +340,11 @@ func (o *Options) write(r *rows.Report) error {
 	if o.Model != "" {
 		fmt.Fprintf(o.Out, "\n%s\n", strings.Join(verdict(r), "\n"))
 	}
-	misses, all := r.Failures()
-	fmt.Fprintf(o.Out, "\n%d of %d targets missed, %s, %.0f s.\nTo repeat: %s\n", misses, all, r.Machine.String(),
-		r.Seconds, r.Machine.Command)
+	targets := "no target was measured"
+	if misses, all := r.Failures(); all > 0 {
+		targets = fmt.Sprintf("%d of %d targets missed", misses, all)
+	}
+	fmt.Fprintf(o.Out, "\n%s, %s, %.0f s.\nTo repeat: %s\n", targets, r.Machine.String(), r.Seconds, r.Machine.Command)
 	var errs []error
 	if o.JSON != "" {
 		errs = append(errs, r.WriteJSON(o.JSON))

@@ -24,9 +24,14 @@ def begin(order):
             import torch
         else:
             import numpy
+            with safe_open(order["Path"], framework="np") as f:
+                types = {f.get_slice(name).get_dtype() for name in f.keys()}
+            if any(t == "BF16" or t[:2] in ("F4", "F6", "F8") for t in types):
+                import ml_dtypes  # NumPy has no such types
     except ImportError as e:
-        return {"Missing": "%s in %s: install the wheel of gaiafs, safetensors, and torch (without a GPU: numpy), or "
-                           "choose another Python by --python" % (e, sys.executable)}
+        return {"Missing": "%s in %s: install the wheel of gaiafs, safetensors, and torch (without a GPU: numpy and "
+                           "ml_dtypes, which gaiafs[numpy] brings), or choose another Python by --python"
+                           % (e, sys.executable)}
     if not order.get("UUID"):
         framework, device = "numpy", 0
         return {}

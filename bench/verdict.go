@@ -9,7 +9,7 @@ import (
 )
 
 // verdict describes the results in sentences: for each group the ratio of the mount to the other sides, then the
-// targets, and what was skipped or only emulated.
+// targets, and what failed, was skipped or only emulated.
 func verdict(r *rows.Report) (words []string) {
 	for first := 0; first < len(r.Rows); {
 		until := first
@@ -30,13 +30,13 @@ func verdict(r *rows.Report) (words []string) {
 	for _, row := range r.Rows {
 		switch name := row.Group + "/" + row.Name; {
 		case row.Failed != "":
-			failed = append(failed, name+" ("+row.Failed+")")
+			failed = append(failed, name)
 		case row.Skipped != "":
 			skipped = append(skipped, name+" ("+row.Skipped+")")
 		}
 	}
 	if len(failed) > 0 {
-		words = append(words, "Failed: "+strings.Join(failed, ", ")+".")
+		words = append(words, "Failed: "+strings.Join(failed, ", ")+". The table says why.")
 	}
 	if len(skipped) > 0 {
 		words = append(words, "Skipped: "+strings.Join(skipped, ", ")+".")

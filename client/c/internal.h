@@ -399,6 +399,11 @@ int gaiafs_prepare(struct gaiafs_mapping *m, int what, const void *addr, size_t 
 		   struct gaiafs_ready *ready, struct gaiafs_fail *f);
 
 /*
+ * gaiafs_duplicate duplicates a descriptor that a mapping keeps. It takes a number that select(2) cannot use, if the
+ * process may have one, and so leaves the low numbers to the program. It returns -1 on failure.
+ */
+int gaiafs_duplicate(int fd);
+/*
  * gaiafs_mapping_new makes a mapping with a duplicate of the descriptor (-1: without one), and a reference for the
  * caller. From gaiafs_table_ready on, that reference is the table's. NULL: *f says why.
  */

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/select.h>
 #include <unistd.h>
 
 /* Ascending by base; guarded by gaiafs_table_lock. Address ranges of two mappings never overlap. */
@@ -58,6 +59,13 @@ static void remove_locked(size_t i)
 	used--;
 }
 
+int gaiafs_duplicate(int fd)
+{
+	int kept = fcntl(fd, F_DUPFD_CLOEXEC, FD_SETSIZE);
+
+	return kept >= 0 ? kept : fcntl(fd, F_DUPFD_CLOEXEC, 0);
+}
+
 struct gaiafs_mapping *gaiafs_mapping_new(int fd, struct gaiafs_fail *f)
 {
 	struct gaiafs_mapping *m = calloc(1, sizeof *m);
@@ -69,7 +77,7 @@ struct gaiafs_mapping *gaiafs_mapping_new(int fd, struct gaiafs_fail *f)
 	m->refs = 1;
 	pthread_mutex_init(&m->moving, NULL);
 	m->home = -1;
-	m->fd = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	m->fd = fd < 0 ? -1 : gaiafs_duplicate(fd);
 	if (m->fd >= 0 || fd < 0)
 		return m;
 	gaiafs_failed(f, errno, "descriptor %d could not be duplicated: %s", fd, strerror(errno));

@@ -156,7 +156,7 @@ static struct gaiafs_view *view_new(const struct gaia_view_args *a, struct gaiaf
 	for (; v->files < a->fd_count; v->files++) {
 		struct gaiafs_view_file *file = &v->file[v->files];
 
-		file->fd = v->kept ? fcntl(a->fds[v->files], F_DUPFD_CLOEXEC, 0) : a->fds[v->files];
+		file->fd = v->kept ? gaiafs_duplicate(a->fds[v->files]) : a->fds[v->files];
 		if (file->fd < 0) {
 			(void)gaiafs_failed(f, errno, "descriptor %d could not be duplicated: %s", a->fds[v->files],
 					    strerror(errno));

@@ -3,7 +3,9 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -433,6 +435,19 @@ s.save_file({"w": a.reshape(1024, 1024), "x.w": a.reshape(64, -1)[:, ::2].copy()
 		require.Contains(t, r.out, words)
 	}
 	p.requireClean(t)
+
+	// NumPy lacks the type of these weights, and the Python lacks what adds it: bench says so once, before any row.
+	header := `{"a":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}}`
+	require.NoError(t, os.WriteFile(path, fmt.Appendf(binary.LittleEndian.AppendUint64(nil, uint64(len(header))),
+		"%s\x80\x3f\x80\x3f", header), 0o600))
+	packages += ":" + t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(packages[strings.LastIndex(packages, ":")+1:], "ml_dtypes.py"),
+		[]byte("raise ImportError('no ml_dtypes')\n"), 0o600))
+	r = bench("--python", python)
+	require.Equal(t, exitFailure, r.code)
+	require.Equal(t, 1, strings.Count(r.out, "no ml_dtypes"), r.err+r.out)
+	require.Contains(t, r.err+r.out, "gaiafs[numpy]")
+	require.NotContains(t, r.out, "0 of 0")
 
 	r = bench("--python", "/nonexistent/python")
 	require.Equal(t, exitFailure, r.code)

@@ -264,6 +264,13 @@ func TestKernelsUseKeptBrackets(t *testing.T) {
 	}
 }
 
+// TestExamplesNeedNvcc: without nvcc, make says what to install.
+func TestExamplesNeedNvcc(t *testing.T) {
+	out, err := exec.Command("make", "-C", "../examples", "NVCC=/nonexistent/nvcc").CombinedOutput()
+	require.Error(t, err)
+	require.Contains(t, string(out), "the examples need /nonexistent/nvcc, which comes with the CUDA toolkit")
+}
+
 // TestProgramsCompile compiles the examples and the tests of ../gputest if there is nvcc. ../gputest/run.sh runs them
 // on a GPU.
 func TestProgramsCompile(t *testing.T) {

@@ -61,7 +61,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _program(arguments: argparse.Namespace) -> None:
     """Runs a program as ``python`` does, patched. Its exceptions are not caught."""
-    patch()
+    patch(report=arguments.report)
     script = arguments.script
     sys.argv[:] = [script, *arguments.arguments]
     if arguments.module:
@@ -99,6 +99,7 @@ def main(argv: list[str] | None = None) -> int:
         description="Runs a Python program. When it loads files of a mount with safetensors or transformers, it gets "
         "tensors in shared memory (gaiafs.patch). The tensors are read-only: a program that trains must load copies.",
     )
+    r.add_argument("--report", action="store_true", help="say at the end which files were shared, which were not, and why")
     r.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
     r.add_argument("script", metavar="SCRIPT", help="file with the program")
     r.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the program's own arguments")

@@ -18,6 +18,7 @@ requests and ``read``, needs only the address, provided that gaia_info, gaia_mun
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import functools
@@ -189,10 +190,12 @@ def apart(work: Callable[[], _T]) -> _T:
 
 
 def apart_together(
-    works: Callable[[list[int]], Iterable[tuple[Callable[[], _T], bool]]], undo: Callable[[_T], None]
+    works: Callable[[list[int]], Iterable[tuple[Callable[[], _T], bool]]],
+    undo: Callable[[_T], None],
+    room: contextlib.AbstractContextManager[None],
 ) -> list[_T]:
-    """Runs several works in the same way, concurrently: see shelter.together. If one fails, undo gets the results of
-    the others.
+    """Runs several works in the same way, concurrently, in the context of room: see shelter.together. If one fails, undo
+    gets the results of the others.
 
     works is called with a list, and puts the descriptors there that it opens. Those that are still in the list when all
     works have ended are closed.
@@ -202,10 +205,12 @@ def apart_together(
 
     def all_of_them() -> list[_T]:
         fds: list[int] = []
-        try:
-            return shelter.together(((functools.partial(do, work), more) for work, more in works(fds)), undo, failures)
-        finally:
-            shelter.close_all(fds)
+        with room:
+            try:
+                each = ((functools.partial(do, work), more) for work, more in works(fds))
+                return shelter.together(each, undo, failures)
+            finally:
+                shelter.close_all(fds)
 
     try:
         return shelter.run(all_of_them)

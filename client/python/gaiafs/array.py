@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from . import dlpack
-from .dtypes import DType, numpy_dtype, torch_dtype
+from .dtypes import DType, library, numpy_dtype, torch_dtype
 
 if TYPE_CHECKING:
     from .copies import Copies
@@ -136,7 +136,7 @@ class Array:
 
     def numpy(self) -> Any:
         """Returns a NumPy array of the same memory."""
-        import numpy
+        numpy = library("numpy")
 
         dtype = numpy_dtype(self.dtype)
         if not self.nbytes:
@@ -145,7 +145,7 @@ class Array:
 
     def torch(self) -> Any:
         """Returns a tensor of the same memory."""
-        import torch
+        torch = library("torch")
 
         dtype = torch_dtype(self.dtype)
         shape = self.shape

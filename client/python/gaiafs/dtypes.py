@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from typing import Any
+
+
+def library(name: str) -> Any:
+    """Imports NumPy or PyTorch. Raises ImportError, which says what to do, if it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as e:
+        if e.name != name:
+            raise
+    others = "tensor()" if name == "numpy" else "on an emulated device numpy()"
+    raise ImportError(f"{name} is not installed: pip install {name}, or use array(), which needs no library, or {others}")
 
 
 @dataclass(frozen=True)
@@ -124,7 +136,7 @@ def numpy_dtype(dtype: DType) -> Any:
             return numpy.dtype(getattr(ml_dtypes, dtype.name))
         except (ImportError, AttributeError):
             pass
-        raise TypeError(f"NumPy has no {dtype.name}: install ml_dtypes, or use framework='torch' or 'array'")
+        raise TypeError(f"NumPy has no {dtype.name}: install ml_dtypes (gaiafs[numpy] does), or use framework='torch' or 'array'")
     raise TypeError(f"NumPy has no elements of {dtype.bits} bits ({dtype.name}): use framework='torch' or 'array'")
 
 

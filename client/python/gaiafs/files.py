@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from .arguments import HasFileno, PathLike
 from .errors import Error
 
-_FEW = 512  # files that a process may open on top of those it has open
-_limits = threading.Lock()
+_FEW = 64  # descriptors that calls in progress have besides those of their files
+_SELECTED = 1024  # FD_SETSIZE
 
 
 def named(e: Error, name: str | None) -> Error:
@@ -69,27 +69,53 @@ def check_file(fd: int, writable: bool) -> int:
     return st.st_size
 
 
+class _Limit:
+    """The process's limit of open files, while it is raised for calls that are in progress."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._files = 0  # that calls in progress open
+        self._before = self._now = 0  # the soft limit before it was raised, and as it was raised last
+
+    def change(self, files: int) -> int:
+        """Makes room for more files, as far as the hard limit allows, or takes it back. Returns the limit."""
+        with self._lock:
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            self._files += files
+            if not self._files:
+                if soft == self._now:  # otherwise the program itself has changed it
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (self._before, hard))
+                self._now = 0
+            elif files > 0 and soft != resource.RLIM_INFINITY and soft != hard:
+                highest = max(map(int, os.listdir("/proc/self/fd")))
+                # The C library keeps descriptors above those that select(2) takes: the low ones are the program's.
+                wanted = max(highest + 1, _SELECTED) + self._files + _FEW
+                most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+                if soft < most:
+                    if soft != self._now:
+                        self._before = soft
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+                    soft = self._now = most
+            return soft
+
+
+_limit = _Limit()
+
+
 @contextlib.contextmanager
 def room_for(files: int) -> Iterator[None]:
-    """Raises the process's limit of open files for a while, if it can, so that it can open this many more."""
-    if files <= _FEW:
+    """Raises the process's limit of open files for a while, if it can, so that it can open this many more. Interrupts
+    must not reach it: see shelter.py."""
+    most = _limit.change(files)
+    try:
         yield
-        return
-    with _limits:
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = files + len(os.listdir("/proc/self/fd")) + _FEW
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        if soft != resource.RLIM_INFINITY and soft < most:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-        try:
-            yield
-        except OSError as e:
-            if e.errno == errno.EMFILE:
-                words = (
-                    f"{files} files must be open at once. The process may have {most} open, and the daemon may have a lower "
-                    "limit: raise the limit of either (ulimit -Hn)"
-                )
-                raise Error(errno.EMFILE, words) from None
+    except OSError as e:
+        if e.errno != errno.EMFILE:
             raise
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        words = (
+            f"{files} files must be open at once. The process may have {most} open, and the daemon may have a lower "
+            "limit: raise the limit of either (ulimit -Hn)"
+        )
+        raise Error(errno.EMFILE, words) from None
+    finally:
+        _limit.change(-files)

@@ -13,7 +13,7 @@ from . import _core
 from .arguments import sizes_of, stream_of, whole_pages
 from .array import ALIGNMENT, Array, buffer, is_misaligned
 from .brackets import Bracket
-from .dtypes import dtype_of
+from .dtypes import dtype_of, library
 from .errors import ReadOnlyWarning
 from .filelike import FileLike
 from .window import Window
@@ -232,8 +232,7 @@ class Memory(FileLike):
         return Array(self._window.lease(), self._window.ptr + offset, t, sizes, not self._window.writable)
 
     def _numpy(self, dtype: Any, shape: Any, offset: int, left: int) -> Any:
-        import numpy
-
+        numpy = library("numpy")
         try:
             t = numpy.dtype(dtype)
         except TypeError:
@@ -252,6 +251,7 @@ class Memory(FileLike):
         return numpy.ndarray(sizes, t, numpy.frombuffer(memory, numpy.uint8))
 
     def _tensor(self, a: Array) -> Any:
+        library("torch")  # fails before the warning
         if a.readonly:
             warnings.warn(
                 "PyTorch has no read-only tensors: a store into this one, of memory that is only read, ends the process or, on "

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, NamedTuple, SupportsIndex
 
@@ -14,8 +16,9 @@ from .arguments import PathLike
 from .array import Array, is_misaligned
 from .copies import Copies
 from .dtypes import SAFETENSORS
-from .errors import plain
+from .errors import CopiedWarning, plain
 from .frameworks import framework_of, tensor_of
+from .memory import ADVICE
 from .weights import check_kind, map_weights, window_of
 
 try:
@@ -56,14 +59,18 @@ class safe_open:
     whole file. What ``get_tensor`` and ``get_slice`` returned stays valid after the with statement.
     """
 
+    _usual: functools.partial[Any] | None = None
+    """Opens the file with safetensors, for ``gaiafs.patch``."""
+
     @plain
     def __init__(self, filename: PathLike, framework: str, device: Any = 0, *, backend: Any = None) -> None:
         self._framework = framework_of(framework)
         path = os.fsdecode(filename)
         arrays, _, windows, (header,) = map_weights({path: None}, device, flags=_core.LAZY)
         check_kind(self._framework, windows)
-        self._header = header
+        self._header, self._path = header, path
         self._arrays: dict[str, Array] | None = arrays
+        self._exits: list[Callable[..., object]] = []
 
     def __enter__(self) -> safe_open:
         return self
@@ -72,6 +79,8 @@ class safe_open:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._arrays = None
+        while self._exits:
+            self._exits.pop()(kind, value, trace)
 
     def keys(self) -> list[str]:
         """Returns the names, sorted."""
@@ -85,7 +94,7 @@ class safe_open:
 
     def metadata(self) -> dict[str, str] | None:
         self._array(None)
-        return dict(self._header.metadata) or None
+        return None if self._header.metadata is None else dict(self._header.metadata)
 
     @plain
     def get_tensor(self, name: str) -> Any:
@@ -102,6 +111,44 @@ class safe_open:
         for window in {window_of(a): None for a in arrays.values() if a.nbytes}:
             window.request(_core.ACQUIRE, 0, window.length)
         return {name: tensor_of(a, self._framework) for name, a in arrays.items()}
+
+    @plain
+    def prefetch(self, plan: Any = None) -> None:
+        """Starts to bring all tensors to the device, and does not wait. Raises NotImplementedError for a plan, unless
+        ``gaiafs.patch`` made this object: then safetensors carries the plan out."""
+        if plan is not None:
+            instead = self._instead("prefetch")
+            if instead is None:
+                raise NotImplementedError("gaiafs brings whole tensors: call prefetch without a plan, or use get_slice")
+            instead.prefetch(plan)
+            return
+        for window in {window_of(self._array(name)): None for name in self.keys()}:
+            window.request(_core.ADVISE, 0, window.length, ADVICE["willneed"])
+
+    def __getattr__(self, name: str) -> Any:
+        """Finds what the installed version of safetensors has and this class lacks, for programs that do not know
+        gaiafs."""
+        instead = None if name.startswith("_") else self._instead(name)
+        if instead is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        return getattr(instead, name)
+
+    def _instead(self, name: str) -> Any:
+        """Returns the file opened by safetensors, which then takes this object's place, if safetensors has that
+        method."""
+        if self._usual is None or not hasattr(self._usual.func, name):
+            return None
+        warnings.warn(
+            f"{self._path} is loaded the usual way from now on, into memory of this process alone: gaiafs has no {name} as "
+            "the installed safetensors has it",
+            CopiedWarning,
+            stacklevel=4,
+        )
+        instead = self._usual()
+        self._usual = None
+        self._exits.append(instead.__exit__)
+        self.__dict__.update({n: getattr(instead, n) for n in dir(instead) if not n.startswith("_")})
+        return instead
 
     def get_slice(self, name: str) -> Slice:
         """Returns an object to take parts of: ``f.get_slice("w")[:10]``."""

@@ -123,7 +123,7 @@ def _file_info(file: str, mountpoint: str, held: dict[Any, Any]) -> dict[str, An
                 header = safetensors.read_header(fd)
             except FormatError as e:
                 raise FormatError(f"{file}: {e}") from None
-            f["metadata"] = header.metadata
+            f["metadata"] = header.metadata or {}
             f["tensors"] = {
                 t.name: {"dtype": t.dtype.name, "shape": list(t.shape), "bytes": t.end - t.begin}
                 for t in header.tensors.values()

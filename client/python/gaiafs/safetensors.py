@@ -47,7 +47,7 @@ class Header(NamedTuple):
     """The contents of a file's header."""
 
     tensors: dict[str, Tensor]
-    metadata: dict[str, str]
+    metadata: dict[str, str] | None  # None: it has no __metadata__
     size: int  # of the whole file
 
 
@@ -113,12 +113,11 @@ def parse_header(text: bytes, data: int, begin: int = 0) -> Header:
     if not isinstance(document, dict):
         raise FormatError("the header is no JSON object")
     metadata = document.pop("__metadata__", None)
-    if metadata is None:
-        metadata = {}
-    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise FormatError("__metadata__ is not an object of strings")
-    if any(map(_torn, metadata)) or any(map(_torn, metadata.values())):
-        raise FormatError("__metadata__ has half a character")
+    if metadata is not None:
+        if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+            raise FormatError("__metadata__ is not an object of strings")
+        if any(map(_torn, metadata)) or any(map(_torn, metadata.values())):
+            raise FormatError("__metadata__ has half a character")
     tensors = {name: _tensor(name, entry, data, begin) for name, entry in document.items()}
     # The tensors, in order, must cover all the bytes.
     at = begin

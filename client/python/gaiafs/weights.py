@@ -396,9 +396,8 @@ def map_weights(
                 more = some is not rounds[-1] or m is not makers[-1]
                 yield functools.partial(m.make, on, flags, framework), more
 
-    with room_for(2 * len(names)):  # views have descriptors, too
-        dlpack.sweep()
-        made = _core.apart_together(works, _Made.undo)
+    dlpack.sweep()
+    made = _core.apart_together(works, _Made.undo, room_for(2 * len(names)))  # views have descriptors, too
     arrays: dict[str, Any] = dict.fromkeys(order)
     tensors: dict[str, Any] = dict.fromkeys(order)
     for m in made:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from . import _core, dlpack, shelter
 from .arguments import Device, HasFileno, PathLike, device_of
 from .errors import Error
-from .files import check_file, named, open_file
+from .files import check_file, named, open_file, room_for
 from .places import Place, place_of
 
 _T = TypeVar("_T")
@@ -228,7 +228,9 @@ def _window(
 ) -> Window:
     fds: list[int] = []
     name = None
+    room = contextlib.ExitStack()
     try:
+        room.enter_context(room_for(2))
         name = open_file(file, writable, fds)
         size = check_file(fds[0], writable)
         if offset < 0:
@@ -253,3 +255,4 @@ def _window(
         raise Error(e.errno or errno.EIO, e.strerror or "", name) from None
     finally:
         shelter.close_all(fds)  # the library has a duplicate
+        room.close()

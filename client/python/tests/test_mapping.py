@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import subprocess
+import sys
 import threading
 import time
 
@@ -609,6 +610,15 @@ def test_work_that_goes_on_without_its_caller(monkeypatch):
         signal.signal(signal.SIGALRM, old)
     go_on.set()
     assert done.wait(20) and ended == ["ended"] and e.tb
+
+
+def test_libraries_that_are_not_installed(path, monkeypatch):
+    with gaiafs.mmap(path) as m:
+        for name, use in (("torch", m.tensor), ("torch", lambda: m.array().torch()), ("numpy", m.numpy)):
+            monkeypatch.setitem(sys.modules, name, None)
+            with pytest.raises(ImportError, match=f"{name} is not installed: pip install {name}, or use array()"):
+                use()
+            monkeypatch.undo()
 
 
 def test_death_is_a_release(path, python):

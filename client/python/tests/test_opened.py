@@ -2,8 +2,10 @@
 
 import gc
 import itertools
+import json
 import os
 import random
+import struct
 
 import numpy as np
 import pytest
@@ -70,6 +72,22 @@ def test_as_safetensors(path):
     for use in (f.keys, f.offset_keys, f.metadata, f.get_tensors, lambda: f.get_slice("m")):
         with pytest.raises(safetensors.SafetensorError, match="File is closed"):
             use()
+
+
+@pytest.mark.parametrize("metadata", [None, {}, {"a": "b"}])
+def test_metadata_is_that_of_safetensors(directory, metadata):
+    header = {} if metadata is None else {"__metadata__": metadata}
+    header["a"] = {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}
+    text = json.dumps(header).encode()
+    file = directory / "metadata.safetensors"
+    file.write_bytes(struct.pack("<Q", len(text)) + text + b"abcd")
+    with safetensors.safe_open(file, "np") as theirs, gaiafs.safe_open(file, "array") as f:
+        assert f.metadata() == theirs.metadata() == metadata
+        f.prefetch()
+        with pytest.raises(NotImplementedError):
+            f.prefetch("a plan")
+        with pytest.raises(AttributeError):
+            f.nothing  # noqa: B018
 
 
 def test_slices_are_those_of_safetensors(path):

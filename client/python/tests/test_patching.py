@@ -82,6 +82,42 @@ def test_what_does_not_work_goes_the_usual_way(python, make):
     assert (done.stdout, done.stderr) == ("builtins CopiedWarning True\n", "")
 
 
+NEWER = """
+import safetensors, sys, warnings
+original = safetensors.safe_open
+class Newer:  # as a later version may be
+    def __init__(self, *arguments): self.f, self.plan = original(*arguments), None
+    def __enter__(self): return self
+    def __exit__(self, *arguments): print("ended")
+    def keys(self): return self.f.keys()
+    def prefetch(self, plan=None): self.plan = plan
+    def get_tensor(self, name): return (self.plan, self.f.get_tensor(name))
+    def more(self): return "more"
+safetensors.safe_open = Newer
+import gaiafs; gaiafs.patch()
+warnings.simplefilter("error")
+with safetensors.safe_open(sys.argv[1], "np") as f:
+    f.prefetch()
+    print(f.get_tensor("w").flags.writeable, hasattr(f, "nothing"))
+for use in (lambda f: f.prefetch("plan"), lambda f: print(f.more())):
+    with safetensors.safe_open(sys.argv[1], "np") as f:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            use(f)
+            print([w.category.__name__ for w in said])
+        print(f.get_tensor("w")[0], sorted(f.keys()))
+"""
+
+
+@pytest.mark.kind("emulated")
+def test_methods_of_the_installed_version(python, make):
+    path = make(b"", "newer.safetensors")
+    safetensors.numpy.save_file({"w": np.zeros(8)}, path)
+    done = subprocess.run([*python, "-c", NEWER, str(path)], capture_output=True, text=True, timeout=300)
+    said = "False False\n['CopiedWarning']\nplan ['w']\nended\nmore\n['CopiedWarning']\nNone ['w']\nended\n"
+    assert (done.stdout, done.stderr) == (said, "")
+
+
 def test_the_command_says_what_is_wrong(python, tmp_path):
     for arguments, words in (
         (["run", "nosuch.py"], "gaiafs: [Errno 2] No such file or directory: 'nosuch.py'"),

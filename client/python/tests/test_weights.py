@@ -107,6 +107,32 @@ def test_more_files_than_a_process_has_open(shards, monkeypatch):
     assert set(weights) == set(TENSORS)
 
 
+def test_descriptors_below_the_limit_stay_the_programs(directory, path):
+    """As in a server with 900 connections, whose soft limit is 1,024."""
+    for i in range(12):
+        safetensors.numpy.save_file({f"l.{i}": np.full(3, i)}, directory / f"{i:02}.safetensors")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limits[1] != resource.RLIM_INFINITY and limits[1] < 2048:
+        pytest.skip(f"the process may have {limits[1]} files open")
+    os.rename(path, directory / "other")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, limits[1]))
+    kept = []
+    try:
+        while len(kept) < 1024 and (fd := os.open("/dev/null", os.O_RDONLY)) < 1010:
+            kept.append(fd)
+        os.close(fd)
+        weights = gaiafs.load_safetensors(directory, framework="array")
+        one = [gaiafs.load_file(directory / f"{i:02}.safetensors", framework="array") for i in range(12)]
+        mapped = [gaiafs.mmap(directory / "other") for _ in range(40)]
+        assert len(weights) == 12 and resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 1024
+        kept.extend(os.open("/dev/null", os.O_RDONLY) for _ in range(10))
+        del one, mapped
+    finally:
+        for fd in kept:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
 def test_second_process_copies_nothing(path, mount, python):
     def taken():
         s = gaiafs.status(mount)
@@ -518,7 +544,7 @@ def test_works_have_the_callers_cuda_context(monkeypatch):
         SimpleNamespace(gaia_context=lambda: 7, gaia_lend_context=lambda c: lent.update({_thread.get_ident(): c})),
     )
     works = [(lambda: lent.get(_thread.get_ident()), i < 2) for i in range(3)]
-    assert _core.apart_together(lambda fds: works, lambda made: None) == [7, 7, 7]
+    assert _core.apart_together(lambda fds: works, lambda made: None, contextlib.nullcontext()) == [7, 7, 7]
     assert set(lent.values()) == {None}
 
 
