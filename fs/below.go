@@ -15,8 +15,8 @@ import (
 // such a filesystem, except for open files and files that devices hold. Otherwise the filesystem could not be
 // unmounted.
 
-// followBelow makes the kernel drop the names of mountpoints below SOURCE that appear or disappear, until ctx ends. It
-// tells the kernel twice, as tree does.
+// followBelow makes the kernel look up again the names of mountpoints below SOURCE that appear or disappear, until ctx
+// ends. It tells the kernel twice, as tree does.
 func (fs *fileSystem) followBelow(ctx context.Context) {
 	latest := make(chan []MountInfo, 1)
 	fs.strict.follow(func(mounts []MountInfo) {
@@ -37,12 +37,12 @@ func (fs *fileSystem) followBelow(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-due:
-			fs.dropPaths(again[0].paths)
+			fs.expirePaths(again[0].paths)
 			again = again[1:]
 		case mounts := <-latest:
 			now := fs.mountsBelow(mounts)
 			if changed := changedPaths(known, now); len(changed) > 0 {
-				fs.dropPaths(changed)
+				fs.expirePaths(changed)
 				again = append(again, changedBelow{time.Now().Add(againAfter), changed})
 			}
 			known = now
@@ -94,9 +94,9 @@ func changedPaths(a, b map[mountBelow]struct{}) map[string]struct{} {
 	return changed
 }
 
-// dropPaths makes the kernel drop the names of some paths in SOURCE. It finds them by their directories: a file that is
+// expirePaths makes the kernel look up some paths in SOURCE again. It finds them by their directories: a file that is
 // mounted there may have been looked up last by another name.
-func (fs *fileSystem) dropPaths(paths map[string]struct{}) {
+func (fs *fileSystem) expirePaths(paths map[string]struct{}) {
 	names := make(map[string][]string) // names, by the path of their directory
 	bases := make(map[string]struct{}) // last elements of these directory paths
 	for path := range paths {
@@ -113,7 +113,7 @@ func (fs *fileSystem) dropPaths(paths map[string]struct{}) {
 			continue
 		}
 		for _, name := range names[n.path()] {
-			fs.dropName(n, name)
+			fs.expire(n, name)
 		}
 	}
 }

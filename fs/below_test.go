@@ -101,3 +101,35 @@ func TestFileMountedBelowSourceGoes(t *testing.T) {
 	require.Eventually(t, func() bool { return unix.Unmount(at, unix.UMOUNT_NOFOLLOW) == nil }, eventually, tick)
 	s.shows(t, "dir/two", "two")
 }
+
+// TestSpaceBelowSource: statfs(2) in a filesystem mounted below SOURCE reports its space.
+func TestSpaceBelowSource(t *testing.T) {
+	requireRoot(t)
+	everyMode(t, func(t *testing.T, s *scene) {
+		at := filepath.Join(s.source, "disk")
+		require.NoError(t, os.Mkdir(at, 0o755))
+		require.NoError(t, unix.Mount("tmpfs", at, "tmpfs", 0, "size=1M"))
+		t.Cleanup(func() { _ = unix.Unmount(at, unix.MNT_DETACH) })
+		sh(t, at, "mkdir dir; echo >dir/file")
+		size := func(path string) uint64 {
+			var st unix.Statfs_t
+			require.NoError(t, unix.Statfs(path, &st))
+			return st.Blocks * uint64(st.Bsize)
+		}
+		require.Eventually(t, func() bool {
+			_, err := os.Stat(filepath.Join(s.mnt, "disk/dir/file"))
+			return err == nil
+		}, eventually, tick)
+		for _, name := range []string{"disk", "disk/dir", "disk/dir/file"} {
+			assert.EqualValues(t, 1<<20, size(filepath.Join(s.mnt, name)), name)
+		}
+		assert.Equal(t, size(s.source), size(s.mnt))
+		f, err := os.Create(filepath.Join(s.mnt, "gone"))
+		require.NoError(t, err)
+		defer f.Close()
+		sh(t, s.source, "rm gone")
+		var st unix.Statfs_t
+		require.NoError(t, unix.Fstatfs(int(f.Fd()), &st))
+		assert.Equal(t, size(s.source), st.Blocks*uint64(st.Bsize))
+	})
+}

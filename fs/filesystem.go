@@ -14,11 +14,14 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// notifier is the part of the FUSE server that notifies the kernel.
+// notifier is the part of the FUSE server that notifies the kernel, see expiry.go.
 type notifier interface {
 	InodeNotify(node uint64, off int64, length int64) fuse.Status
 	InodeNotifyStoreCache(node uint64, off int64, data []byte) fuse.Status
+	// EntryNotify says that a name in a directory may lead to another file now.
 	EntryNotify(parent uint64, name string) fuse.Status
+	// letGo makes the kernel forget a file that has lost its last name, unless a program uses it.
+	letGo(n *node)
 }
 
 // fileSystem serves the requests of one mount. The handlers are in lookup.go, attr.go and setattr.go, create.go,
@@ -40,15 +43,13 @@ type fileSystem struct {
 	writeBack    bool // in force, not only asked for
 	made         time.Time
 	readOnly     bool
-	// kernelOpens says that the kernel opens files and directories itself (kernel_opens.go). mountpoint is for that
-	// case.
+	// kernelOpens says that the kernel opens files and directories itself (kernel_opens.go).
 	kernelOpens bool
 	mountpoint  string
+	device      string // the mount's, major:minor
 	// unseenOpens says that the kernel opens files itself and that programs may write: any file may be open for
 	// writing.
 	unseenOpens bool
-	// device is the mount's device number, major:minor, as a string, once it is known.
-	device atomic.Value
 	// remote says that SOURCE's filesystem may have a server: closing a file may return an error, and attributes that
 	// the kernel has cached may be old.
 	remote      bool
@@ -77,7 +78,6 @@ type fileSystem struct {
 
 	// touching is read-locked while the daemon uses its own mount, because the mount is busy then.
 	touching sync.RWMutex
-	mounted  mountedAt // protected by touching
 
 	// events report changes in SOURCE. Immutable.
 	events *events
@@ -207,7 +207,7 @@ func (fs *fileSystem) String() string { return "gaiafs" }
 
 // Init implements fuse.RawFileSystem. It is called before any other request.
 func (fs *fileSystem) Init(s *fuse.Server) {
-	fs.notify, fs.backing = s, s
+	fs.backing = s
 	offers := s.KernelSettings().Flags64()
 	if fs.writeBack && offers&fuse.CAP_WRITEBACK_CACHE == 0 {
 		fs.writeBack = false

@@ -99,9 +99,9 @@ func receiveDescriptor(socket *os.File) (fd int, err error) {
 	return fds[0], nil // Go receives descriptors with close-on-exec
 }
 
-// unmountByFusermount unmounts. If the mount is busy, it tries again for a moment: a program may just have closed its
+// unmountPatiently unmounts. If the mount is busy, it tries again for a moment: a program may just have closed its
 // last file.
-func unmountByFusermount(mountpoint string) error {
+func unmountPatiently(mountpoint string) error {
 	for pause := 5 * time.Millisecond; ; pause *= 2 {
 		err := Unmount(mountpoint)
 		if !errors.Is(err, syscall.EBUSY) || pause > 80*time.Millisecond {

@@ -23,7 +23,7 @@ import (
 // daemon is gone. Every program that uses the mount then waits too, and cannot be killed. Only ending the connection
 // from outside helps.
 //
-// So a mount has a guard: a process that does nothing until the daemon begins to die. It cannot wait for the daemon's
+// So a mount has a guard: a process that does nothing until the daemon begins to die. It exists before the mount shows. It cannot wait for the daemon's
 // end, or for a pipe to close, because neither happens. But the kernel sends it a signal when the thread that started
 // it ends (PR_SET_PDEATHSIG). That thread does nothing else, so it can always end. If the daemon does not end within
 // guardPatience after the signal, the guard ends the connection: requests fail with ENOTCONN, and the daemon ends.
@@ -59,6 +59,8 @@ func watch(what string) error {
 	dying := make(chan os.Signal, 1)
 	signal.Notify(dying, syscall.SIGUSR1)
 	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	forbidPolling(guardRoot)
+	unix.Close(guardRoot)
 	fmt.Println("ready")
 	gone := make(chan struct{})
 	go func() {
@@ -114,15 +116,52 @@ type guard struct {
 	done chan struct{} // closed when the guard has ended
 }
 
-// startGuard starts a guard for the mount at mountpoint and returns when it is ready.
-func startGuard(mountpoint string) (*guard, error) {
-	m, err := mountOf(mountpoint)
+// guard starts a guard for the mount, if this program can, and returns when it is ready. It may return nil.
+func (c *connection) guard(o *Options) *guard {
+	if !guardReady.Load() {
+		forbidPolling(c.root)
+		return nil
+	}
+	g, err := startGuard(c.device, o.Mountpoint, c.root)
+	if err != nil {
+		o.Log.Warn("the mount has no guard: programs may hang if the daemon is killed", "error", err)
+	}
+	return g
+}
+
+// forbidPolling makes the kernel never ask the daemon again which files are ready to be read. root is a descriptor of
+// the mount's root.
+//
+// The Go runtime polls each file that it opens, in a system call that it takes for short. If the daemon's process
+// opened a file of its own mount, that call could wait for an answer that only another goroutine would give, and the
+// runtime would not let it run. Package fuse answers ENOSYS for a file of this name. The guard opens it, because the
+// daemon could not be killed while it waits for itself.
+func forbidPolling(root int) {
+	const name = ".go-fuse-epoll-hack"
+	fd, err := unix.Openat(root, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return
+	}
+	_, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+	unix.Close(fd)
+}
+
+// guardRoot is the guard's descriptor of the mount's root while it starts.
+const guardRoot = 3
+
+// startGuard starts a guard for the mount of a device at mountpoint and returns when it is ready. root is a descriptor
+// of the mount's root.
+func startGuard(device, mountpoint string, root int) (*guard, error) {
+	fd, err := unix.FcntlInt(uintptr(root), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}
+	passed := os.NewFile(uintptr(fd), "root of the mount")
+	defer passed.Close()
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Args[0] = "gaiafs-guard"
-	cmd.Env = append(os.Environ(), guardVariable+"="+m.Device+" "+mountpoint)
+	cmd.Env = append(os.Environ(), guardVariable+"="+device+" "+mountpoint)
+	cmd.ExtraFiles = []*os.File{passed} // descriptor guardRoot
 	cmd.Dir = "/"
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGUSR1, Setpgid: true}

@@ -103,12 +103,12 @@ func (s *Server) openRoot() (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	var st unix.Statx_t
-	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, 0, &st); err != nil {
+	device, err := deviceOf(fd)
+	if err != nil {
 		unix.Close(fd)
 		return -1, err
 	}
-	if device := fmt.Sprintf("%d:%d", st.Dev_major, st.Dev_minor); device != s.device {
+	if device != s.device {
 		unix.Close(fd)
 		return -1, fmt.Errorf("%s is on device %s, not on the mount's device %s", s.mountpoint, device, s.device)
 	}
@@ -118,7 +118,7 @@ func (s *Server) openRoot() (int, error) {
 // watchPlace makes Options.Detached called whenever the mount disappears from the mounts that this process sees, or
 // appears again.
 func (s *Server) watchPlace(detached func(bool)) {
-	if detached == nil || s.device == "" {
+	if detached == nil {
 		return
 	}
 	was := false

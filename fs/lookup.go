@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"path"
 	"strings"
 	"syscall"
 
@@ -41,7 +42,7 @@ func (fs *fileSystem) Lookup(
 ) fuse.Status {
 	parent, dir, errno := fs.directory(header.NodeId, name)
 	if errno != 0 {
-		return fuse.Status(errno)
+		return fs.unknown(parent, name, errno)
 	}
 	defer fs.unhold(parent)
 	parent.names.RLock()
@@ -54,7 +55,7 @@ func (fs *fileSystem) Lookup(
 		return fuse.OK
 	}
 	if err != nil {
-		return toStatus(err)
+		return fs.unknown(parent, name, toErrno(err))
 	}
 	n := fs.register(parent, name, &st)
 	fs.noteHandle(n, dir, name, st.Mnt_id)
@@ -64,6 +65,23 @@ func (fs *fileSystem) Lookup(
 		out.SetAttrTimeout(0)
 	}
 	return fuse.OK
+}
+
+// unknown returns the answer to a LOOKUP that failed for the reason why. parent may be nil. If the kernel knows the
+// name, it takes every answer except ENOMEM and EINTR as if the name were gone, and detaches what is mounted there
+// (expiry.go).
+func (fs *fileSystem) unknown(parent *node, name string, why syscall.Errno) fuse.Status {
+	switch why {
+	case syscall.EMFILE, syscall.ENFILE:
+		return fuse.Status(syscall.ENOMEM)
+	case syscall.ENOENT, syscall.ENOTDIR, syscall.ESTALE, syscall.EINVAL, syscall.ENAMETOOLONG:
+		return fuse.Status(why)
+	}
+	mounts, err := readMounts()
+	if parent == nil || err != nil || !usedByMounts(mounts, fs.device, path.Join("/", parent.path(), name)) {
+		return fuse.Status(why)
+	}
+	return fuse.Status(syscall.ENOMEM)
 }
 
 // Forget implements fuse.RawFileSystem.
@@ -95,10 +113,24 @@ func (fs *fileSystem) Readlink(_ <-chan struct{}, header *fuse.InHeader) ([]byte
 // Access implements fuse.RawFileSystem. ENOSYS makes the kernel check permissions itself and not ask again.
 func (fs *fileSystem) Access(<-chan struct{}, *fuse.AccessIn) fuse.Status { return fuse.ENOSYS }
 
-// StatFs implements fuse.RawFileSystem.
-func (fs *fileSystem) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
+// StatFs implements fuse.RawFileSystem. A filesystem mounted below SOURCE, a subvolume or a directory with a quota may
+// have other space than SOURCE.
+func (fs *fileSystem) StatFs(_ <-chan struct{}, header *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
+	n := fs.node(header.NodeId)
+	if n == nil {
+		return fuse.Status(syscall.ESTALE)
+	}
+	fd, errno := fs.hold(n)
+	if errno == syscall.ESTALE && n.key.dev == fs.root.key.dev {
+		n = fs.root // the file was removed in SOURCE
+		fd, errno = fs.hold(n)
+	}
+	if errno != 0 {
+		return fuse.Status(errno)
+	}
+	defer fs.unhold(n)
 	var st syscall.Statfs_t
-	if err := retry(func() error { return syscall.Fstatfs(fs.root.fd, &st) }); err != nil {
+	if err := retry(func() error { return syscall.Fstatfs(fd, &st) }); err != nil {
 		return toStatus(err)
 	}
 	out.FromStatfsT(&st)

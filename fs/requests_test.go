@@ -26,6 +26,7 @@ func (noKernel) InodeNotify(uint64, int64, int64) fuse.Status { return fuse.OK }
 
 func (noKernel) InodeNotifyStoreCache(uint64, int64, []byte) fuse.Status { return fuse.OK }
 func (noKernel) EntryNotify(uint64, string) fuse.Status                  { return fuse.OK }
+func (noKernel) letGo(*node)                                             {}
 
 // FuzzRequests sends requests with any offset and length for a file that a device holds. Afterwards a read returns
 // home's bytes, and these include the bytes that the device released.

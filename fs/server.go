@@ -56,9 +56,10 @@ type Options struct {
 	// when it appears again. Programs may still use the mount. It must not block. It may be nil.
 	Detached func(bool)
 
-	withoutCure bool
-	unwatched   bool       // for a test: no tree
-	strict      strictness // of SOURCE's mount and of Restrict
+	withoutCure   bool
+	withoutExpiry bool       // for a test: as on a kernel without FUSE_EXPIRE_ONLY
+	unwatched     bool       // for a test: no tree
+	strict        strictness // of SOURCE's mount and of Restrict
 }
 
 const (
@@ -84,7 +85,6 @@ const (
 // Server is a mount that serves requests.
 type Server struct {
 	fs         *fileSystem
-	server     *fuse.Server
 	mountpoint string
 	device     string // the mount's, major:minor
 	hold       hold
@@ -118,12 +118,20 @@ func Mount(o Options) (*Server, error) {
 		return nil, fmt.Errorf("%s cannot be opened: %w", o.Source, err)
 	}
 	fs.writeBackLost = writeBackAsked && !o.WriteBack
-	server, err := newServer(fs, &o)
+	m := mountOptions(&o)
+	c, err := connect(&o, m)
 	if err != nil {
 		fs.close()
 		return nil, fmt.Errorf("%s cannot be mounted: %w", o.Mountpoint, err)
 	}
-	s := &Server{fs: fs, server: server, mountpoint: o.Mountpoint, served: make(chan struct{}), hold: hold{fd: -1}}
+	fs.device = c.device
+	server, err := c.serve(fs, m, o.withoutExpiry)
+	if err != nil {
+		err = errors.Join(err, c.discard(o.Mountpoint))
+		fs.close()
+		return nil, fmt.Errorf("%s cannot be mounted: %w", o.Mountpoint, err)
+	}
+	s := &Server{fs: fs, mountpoint: o.Mountpoint, device: c.device, served: make(chan struct{}), hold: hold{fd: -1}}
 	s.hold.closed.L = &s.hold.mu
 	guarded := make(chan *guard, 1)
 	reaping, stop := context.WithCancel(context.Background())
@@ -142,31 +150,20 @@ func Mount(o Options) (*Server, error) {
 		stop()
 		(<-guarded).stop()
 		fs.close()
+		c.close()
 	}()
-	if err := server.WaitMount(); err != nil {
-		guarded <- nil
-		_ = s.Unmount()
-		return nil, fmt.Errorf("%s was mounted but does not answer: %w", o.Mountpoint, err)
-	}
 	if writeBackAsked && s.Passthrough() {
 		o.Log.Info("--write-back has no effect: files pass through, and the kernel cannot do both")
 	}
-	if err := fs.noteMount(o.Mountpoint); err != nil && o.WriteBack {
-		o.Log.Warn("releases do not change the time of modification", "error", err)
-	}
 	s.tune()
-	if m, err := mountOf(o.Mountpoint); err == nil {
-		s.device = m.Device
-		fs.device.Store(m.Device)
+	guarded <- c.guard(&o)
+	if err := c.attach(o.Mountpoint); err != nil {
+		c.release()
+		<-s.served
+		return nil, fmt.Errorf("%s cannot be mounted: %w", o.Mountpoint, err)
 	}
+	c.release()
 	s.watchPlace(o.Detached)
-	var g *guard
-	if guardReady.Load() {
-		if g, err = startGuard(o.Mountpoint); err != nil {
-			o.Log.Warn("the mount has no guard: programs may hang if the daemon is killed", "error", err)
-		}
-	}
-	guarded <- g
 	return s, nil
 }
 
@@ -178,42 +175,6 @@ func (o *Options) passes() bool {
 // WritesBack reports whether Mount will ask the kernel to cache writes. It is for callers that need to know before
 // there is a mount. The kernel may refuse; Server.WriteBack reports the result.
 func (o *Options) WritesBack() bool { return o.WriteBack && !o.passes() }
-
-// newServer mounts. Child processes must not inherit the connection to the kernel: if one held it when the daemon dies,
-// the mount would hang instead of fail. go-fuse leaves the connection inheritable when it mounts without fusermount. So
-// newServer lets no child process start until it has fixed that.
-func newServer(fs *fileSystem, o *Options) (*fuse.Server, error) {
-	m := mountOptions(o)
-	if !m.DirectMountStrict {
-		fd, err := mountByFusermount(o.Mountpoint, m)
-		if err != nil {
-			return nil, err
-		}
-		server, err := fuse.NewServer(fs.served(), fmt.Sprintf("/dev/fd/%d", fd), m) // closes fd on failure
-		if err != nil {
-			return nil, errors.Join(err, unmountByFusermount(o.Mountpoint))
-		}
-		return server, nil
-	}
-	syscall.ForkLock.RLock()
-	defer syscall.ForkLock.RUnlock()
-	server, err := fuse.NewServer(fs.served(), o.Mountpoint, m)
-	if err != nil {
-		return nil, err
-	}
-	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		return server, nil // /proc/self/fd was there a moment ago
-	}
-	for _, e := range entries {
-		if target, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && target == "/dev/fuse" {
-			if fd, err := strconv.Atoi(e.Name()); err == nil {
-				unix.CloseOnExec(fd)
-			}
-		}
-	}
-	return server, nil
-}
 
 func setDefaults(o *Options) {
 	if o.Log == nil {
@@ -264,13 +225,7 @@ func mountOptions(o *Options) *fuse.MountOptions {
 		m.ExtraCapabilities |= fuse.CAP_WRITEBACK_CACHE
 	}
 	if os.Geteuid() == 0 {
-		m.DirectMountStrict = true
-		m.Options = append(m.Options, fmt.Sprintf("max_read=%d", maxRead)) // go-fuse puts its own first
-		m.DirectMountFlags = unix.MS_MGC_VAL | o.strict.mountFlags()
-		if o.ReadOnly {
-			m.DirectMountFlags |= unix.MS_RDONLY
-		}
-		return m
+		return m // connection.makeDetached does the rest
 	}
 	if o.strict&noExec != 0 {
 		m.Options = append(m.Options, "noexec")
@@ -285,11 +240,10 @@ func mountOptions(o *Options) *fuse.MountOptions {
 // as one request can carry, and keeps more dirty pages than its default for FUSE, a hundredth of all. Without tune,
 // everything is correct but somewhat slower.
 func (s *Server) tune() {
-	var st unix.Stat_t
-	if os.Geteuid() != 0 || unix.Stat(s.mountpoint, &st) != nil {
+	if os.Geteuid() != 0 {
 		return
 	}
-	device := fmt.Sprintf("/sys/class/bdi/%d:%d/", unix.Major(st.Dev), unix.Minor(st.Dev))
+	device := "/sys/class/bdi/" + s.device + "/"
 	for name, value := range map[string]int{"read_ahead_kb": readAhead, "max_ratio": dirtyShare} {
 		if err := os.WriteFile(device+name, []byte(strconv.Itoa(value)), 0); err != nil {
 			s.fs.log.Debug("a default of the kernel stays in force", "setting", device+name, "error", err)
@@ -337,11 +291,7 @@ func (s *Server) Unmount() error {
 	}
 	s.WaitHolds()
 	s.fs.touching.Lock()
-	unmount := s.server.Unmount
-	if os.Geteuid() != 0 {
-		unmount = func() error { return unmountByFusermount(s.mountpoint) }
-	}
-	err := unmount()
+	err := unmountPatiently(s.mountpoint)
 	s.fs.touching.Unlock()
 	if err != nil {
 		select {

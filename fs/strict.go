@@ -29,16 +29,16 @@ const (
 	noFollow  strictness = 0x2000 // ST_NOSYMFOLLOW
 )
 
-// mountWords has each flag's word in mount(8) and mountinfo, and its value in mount(2).
+// mountWords has each flag's word in mount(8) and mountinfo, and its value in fsmount(2).
 var mountWords = []struct {
-	flag  strictness
-	word  string
-	mount uintptr
+	flag      strictness
+	word      string
+	attribute int
 }{
-	{noSetID, "nosuid", unix.MS_NOSUID},
-	{noDevices, "nodev", unix.MS_NODEV},
-	{noExec, "noexec", unix.MS_NOEXEC},
-	{noFollow, "nosymfollow", unix.MS_NOSYMFOLLOW},
+	{noSetID, "nosuid", unix.MOUNT_ATTR_NOSUID},
+	{noDevices, "nodev", unix.MOUNT_ATTR_NODEV},
+	{noExec, "noexec", unix.MOUNT_ATTR_NOEXEC},
+	{noFollow, "nosymfollow", unix.MOUNT_ATTR_NOSYMFOLLOW},
 }
 
 // strictnessOf returns the flags of the mount that path is on.
@@ -60,14 +60,14 @@ func strictnessNamed(words []string) (s strictness) {
 	return s
 }
 
-// mountFlags returns the flags of mount(2) that ask for s.
-func (s strictness) mountFlags() (flags uintptr) {
+// mountAttributes returns the attributes of fsmount(2) that ask for s.
+func (s strictness) mountAttributes() (attributes int) {
 	for _, w := range mountWords {
 		if s&w.flag != 0 {
-			flags |= w.mount
+			attributes |= w.attribute
 		}
 	}
-	return flags
+	return attributes
 }
 
 // strictMounts knows how much stricter than our own mount each mount is.

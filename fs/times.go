@@ -77,12 +77,12 @@ func (fs *fileSystem) knownSize(n *node) int64 {
 func (fs *fileSystem) through(n *node, do func(fd int) error) error {
 	fs.touching.RLock()
 	defer fs.touching.RUnlock()
-	root, err := unix.Open(fs.mounted.at, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	root, err := unix.Open(fs.mountpoint, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(root)
-	if device, err := deviceOf(root); err != nil || device != fs.mounted.device {
+	if device, err := deviceOf(root); err != nil || device != fs.device {
 		return unix.ENODEV // unmounted
 	}
 	fd, err := fs.openThrough(root, n)
@@ -117,29 +117,9 @@ func (fs *fileSystem) openThrough(root int, n *node) (int, error) {
 	return unix.OpenByHandleAt(at, unix.NewFileHandle(fileID64Generation, handle), unix.O_PATH|unix.O_CLOEXEC)
 }
 
-// mountedAt is the path and device of the mount.
-type mountedAt struct {
-	at     string
-	device uint64
-}
-
-// deviceOf returns the device number of the filesystem of fd, without a request.
-func deviceOf(fd int) (uint64, error) {
+// deviceOf returns the device number of the filesystem of fd, major:minor, without a request.
+func deviceOf(fd int) (string, error) {
 	var st unix.Statx_t
 	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, 0, &st)
-	return unix.Mkdev(st.Dev_major, st.Dev_minor), err
-}
-
-// noteMount records where the mount is, for through.
-func (fs *fileSystem) noteMount(mountpoint string) error {
-	fs.touching.Lock()
-	defer fs.touching.Unlock()
-	fd, err := unix.Open(mountpoint, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	fs.mounted.at = mountpoint
-	fs.mounted.device, err = deviceOf(fd)
-	return err
+	return fmt.Sprintf("%d:%d", st.Dev_major, st.Dev_minor), err
 }

@@ -238,12 +238,12 @@ func (t *tree) run() {
 
 // tell tells the kernel of a change. It returns false if the change is of a file that the kernel does not know.
 func (t *tree) tell(c treeChange) bool {
-	n := t.find(c.handle)
+	n, names := t.find(c.handle)
 	if n == nil {
 		return false
 	}
 	if c.name != "" {
-		t.fs.dropName(n, c.name)
+		t.fs.expire(n, c.name)
 		return true
 	}
 	if c.mask&unix.FAN_MODIFY != 0 { // attributes may not show it, if the mount changes the file too
@@ -252,11 +252,14 @@ func (t *tree) tell(c treeChange) bool {
 		}
 	}
 	t.fs.refresh(n)
+	if names == 0 && n.isRegular() {
+		t.fs.notify.letGo(n)
+	}
 	return true
 }
 
-// dropName makes the kernel drop a name in a directory, and what it has cached of the directory.
-func (fs *fileSystem) dropName(n *node, name string) {
+// expire makes the kernel look up a name in a directory again, and drop what it has cached of the directory.
+func (fs *fileSystem) expire(n *node, name string) {
 	fs.notify.EntryNotify(uint64(n.id), name)
 	fs.notify.InodeNotify(uint64(n.id), 0, -1)
 }
@@ -279,28 +282,28 @@ func (fs *fileSystem) refresh(n *node) {
 	}
 }
 
-// find returns the node of a file handle, or nil. Most events are of files that the mount does not know. They cost no
+// find returns the node of a file handle, or nil, and the number of the file's names. Most events are of files that the mount does not know. They cost no
 // system call if the handle contains the inode number.
-func (t *tree) find(handle string) *node {
+func (t *tree) find(handle string) (n *node, names uint32) {
 	if len(handle) < 4 {
-		return nil
+		return nil, 0
 	}
 	kind := int32(binary.NativeEndian.Uint32([]byte(handle)))
 	ino, ok := inodeIn(kind, handle[4:])
 	if t.plain && ok && t.fs.table.byInode(inodeKey{t.fs.root.key.dev, ino}) == nil {
-		return nil
+		return nil, 0
 	}
 	h := unix.NewFileHandle(kind, []byte(handle[4:]))
 	fd, err := unix.OpenByHandleAt(t.root, h, unix.O_PATH|unix.O_CLOEXEC)
 	if err != nil {
-		return nil // it is gone: the event of its directory reports that
+		return nil, 0 // it is gone: the event of its directory reports that
 	}
 	defer unix.Close(fd)
 	var st unix.Statx_t
 	if peek(fd, "", &st) != nil {
-		return nil
+		return nil, 0
 	}
-	return t.fs.table.find(identify(&st))
+	return t.fs.table.find(identify(&st)), st.Nlink
 }
 
 // giveUp stops reporting and goes back to timeouts. Everything counts as changed once.
@@ -313,7 +316,7 @@ func (t *tree) giveUp(why string, err error) {
 		where := n.where
 		n.mu.Unlock()
 		if where.parent != nil {
-			t.fs.dropName(where.parent, where.name)
+			t.fs.expire(where.parent, where.name)
 		}
 		t.fs.refresh(n)
 	}

@@ -245,7 +245,13 @@ func TestUnseenOpensOnReadOnlyMountBelow(t *testing.T) {
 // TestUnseenFileRemovedInSourceIsLetGo: the space of a file that another process removed comes back when programs have
 // closed it, also after a grant for it.
 func TestUnseenFileRemovedInSourceIsLetGo(t *testing.T) {
-	s, cache, n := mountWithDevices(t, 1, unseenOpens)
+	for name, kernel := range map[string]func(*Options){"": func(*Options) {}, "older kernel": olderKernel} {
+		t.Run(name, func(t *testing.T) { removedInSource(t, kernel) })
+	}
+}
+
+func removedInSource(t *testing.T, kernel func(*Options)) {
+	s, cache, n := mountWithDevices(t, 1, unseenOpens, kernel)
 	f, err := os.Create(filepath.Join(s.mnt, "f"))
 	require.NoError(t, err)
 	defer f.Close()

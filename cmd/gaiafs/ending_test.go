@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -413,6 +414,52 @@ func TestInterruptedMountLeavesNothing(t *testing.T) {
 		require.Contains(t, p.logged(t), "is removed again")
 		require.False(t, p.isMounted(t))
 	}
+}
+
+// A daemon that is killed while it starts leaves no process behind, and nothing that keeps the next one from mounting
+// there.
+func TestKilledStart(t *testing.T) {
+	const tries = 20
+	seed := time.Now().UnixNano()
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewSource(seed))
+	p := newPlace(t)
+
+	var whole time.Duration
+	for try := range tries {
+		cmd := command(t, "mount", "--gpus=none", "--log-file="+p.log, p.source, p.mountpoint)
+		out, err := cmd.StdoutPipe()
+		require.NoError(t, err)
+		start := time.Now()
+		require.NoError(t, cmd.Start())
+		sig := syscall.SIGKILL
+		switch {
+		case try == 0:
+			_, err := out.Read(make([]byte, 1)) // it is ready
+			require.NoError(t, err)
+			whole = time.Since(start)
+		case try%2 == 0:
+			time.Sleep(time.Duration(random.Int63n(int64(whole))))
+			sig = []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM}[random.Intn(2)]
+		default: // right after the mount shows
+			for !p.isMounted(t) {
+				require.NotEqual(t, byte('Z'), processState(cmd.Process.Pid), "it ended by itself")
+			}
+			time.Sleep(time.Duration(random.Int63n(int64(whole/10) + 1)))
+		}
+		require.NoError(t, cmd.Process.Signal(sig))
+		_, err = waitFor(cmd.Process, 30*time.Second)
+		require.NoError(t, err)
+		if p.isMounted(t) {
+			require.Equal(t, syscall.SIGKILL, sig, "SIGTERM left the mount behind")
+			if try < tries-1 {
+				require.NoError(t, detach(p.mountpoint))
+			}
+		}
+	}
+	r := gaiafsCommand(t, "mount", "--daemon", "--gpus=none", "--log-file="+p.log, p.source, p.mountpoint)
+	require.Equal(t, exitOK, r.code, r.err)
+	require.Equal(t, exitOK, gaiafsCommand(t, "umount", p.mountpoint).code)
 }
 
 // A mount ends with a killed demo or bench, and the next demo or bench removes the files.
