@@ -172,7 +172,12 @@ func (fs *fileSystem) answerCreate(
 		out.OpenFlags = fuse.FOPEN_KEEP_CACHE
 		return fuse.OK
 	}
-	of, errno := fs.newOpenFile(n, fd, &in.Caller, in.Flags, direct, false)
+	who := in.Caller
+	if fs.idmapped { // the request names the user to which the caller is mapped
+		who.Uid = unknownUser
+		fillCaller(&who)
+	}
+	of, errno := fs.newOpenFile(n, fd, &who, in.Flags, direct, false)
 	if errno != 0 {
 		fs.unrefer(n, 1, 0)
 		return fuse.Status(errno)

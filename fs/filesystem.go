@@ -47,6 +47,7 @@ type fileSystem struct {
 	kernelOpens bool
 	mountpoint  string
 	device      string // the mount's, major:minor
+	idmapped    bool   // the mount may be idmapped (callers.go)
 	// unseenOpens says that the kernel opens files itself and that programs may write: any file may be open for
 	// writing.
 	unseenOpens bool
@@ -197,9 +198,9 @@ func (fs *fileSystem) close() {
 // served returns the handler of the mount's requests.
 func (fs *fileSystem) served() fuse.RawFileSystem {
 	if fs.readOnly {
-		return timed{readOnly{fs}, fs}
+		return timed{identified{readOnly{fs}}, fs}
 	}
-	return timed{fs, fs}
+	return timed{identified{fs}, fs}
 }
 
 // String implements fuse.RawFileSystem.
@@ -209,6 +210,7 @@ func (fs *fileSystem) String() string { return "gaiafs" }
 func (fs *fileSystem) Init(s *fuse.Server) {
 	fs.backing = s
 	offers := s.KernelSettings().Flags64()
+	fs.idmapped = fs.idmapped && offers&fuse.CAP_ALLOW_IDMAP != 0
 	if fs.writeBack && offers&fuse.CAP_WRITEBACK_CACHE == 0 {
 		fs.writeBack = false
 		fs.log.Warn("--write-back has no effect: the kernel does not support it")

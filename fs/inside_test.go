@@ -23,16 +23,16 @@ type waiting struct {
 	in   io.WriteCloser
 	out  *bufio.Reader
 	wait func() error
+	pid  int
 }
 
-// startWaiting starts script in dir by the program and arguments of with, and returns when it waits.
-func startWaiting(t *testing.T, dir, script string, with ...string) *waiting {
+// startWaiting starts script in dir, in a process that change may change, and returns when it waits.
+func startWaiting(t *testing.T, dir, script string, change ...func(*syscall.SysProcAttr)) *waiting {
 	t.Helper()
-	cmd := shell(dir, strings.ReplaceAll(script, "wait", "echo ready; read line"))
-	if len(with) > 0 {
-		requireTool(t, with[0])
-		cmd.Args = append(with, cmd.Args...)
-		cmd.Path = "/usr/bin/" + with[0]
+	cmd := shell(dir, strings.ReplaceAll(script, "wait\n", "echo ready; read line\n"))
+	cmd.SysProcAttr = new(syscall.SysProcAttr)
+	for _, c := range change {
+		c(cmd.SysProcAttr)
 	}
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
@@ -40,7 +40,7 @@ func startWaiting(t *testing.T, dir, script string, with ...string) *waiting {
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
-	w := &waiting{in, bufio.NewReader(out), cmd.Wait}
+	w := &waiting{in, bufio.NewReader(out), cmd.Wait, cmd.Process.Pid}
 	line, err := w.out.ReadString('\n')
 	require.NoError(t, err)
 	require.Equal(t, "ready\n", line)
@@ -134,7 +134,7 @@ func inside(t *testing.T, s *scene, everywhere bool) {
 	if everywhere {
 		container = startWaiting(t, job, `mount -t tmpfs t elsewhere; echo elsewhere >elsewhere/x; cd elsewhere
 			wait
-			/bin/pwd -P; cd ..; cat elsewhere/x`, "unshare", "--mount", "--propagation", "private")
+			/bin/pwd -P; cd ..; cat elsewhere/x`, func(attr *syscall.SysProcAttr) { attr.Unshareflags = syscall.CLONE_NEWNS })
 	}
 
 	for range 2 { // the second time, the kernel has looked up the names again

@@ -74,7 +74,7 @@ func (fs *fileSystem) unknown(parent *node, name string, why syscall.Errno) fuse
 	switch why {
 	case syscall.EMFILE, syscall.ENFILE:
 		return fuse.Status(syscall.ENOMEM)
-	case syscall.ENOENT, syscall.ENOTDIR, syscall.ESTALE, syscall.EINVAL, syscall.ENAMETOOLONG:
+	case syscall.ENOENT, syscall.ENOTDIR, syscall.ESTALE, syscall.EINVAL, syscall.ENAMETOOLONG, syscall.EINTR:
 		return fuse.Status(why)
 	}
 	mounts, err := readMounts()

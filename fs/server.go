@@ -119,6 +119,7 @@ func Mount(o Options) (*Server, error) {
 	}
 	fs.writeBackLost = writeBackAsked && !o.WriteBack
 	m := mountOptions(&o)
+	fs.idmapped = m.IDMappedMount
 	c, err := connect(&o, m)
 	if err != nil {
 		fs.close()
@@ -225,6 +226,7 @@ func mountOptions(o *Options) *fuse.MountOptions {
 		m.ExtraCapabilities |= fuse.CAP_WRITEBACK_CACHE
 	}
 	if os.Geteuid() == 0 {
+		m.IDMappedMount = seesAllProcesses()
 		return m // connection.makeDetached does the rest
 	}
 	if o.strict&noExec != 0 {

@@ -63,6 +63,7 @@ func (t timed) endedAt(kind requestKind, start time.Time, header *fuse.InHeader,
 	took := time.Since(start)
 	t.fs.times[kind].Observe(took)
 	if feed := t.fs.cache.Live(); feed.On() {
+		fillCaller(&header.Caller)
 		t.fs.show(feed, live.Event{At: start, Micros: float64(took) / 1e3, Kind: requestNames[kind],
 			Process: header.Caller.Pid,
 			User:    header.Caller.Uid, Offset: int64(off), Bytes: int64(n)}, header.NodeId)
