@@ -62,12 +62,15 @@ func Listeners(mountpoint string) (all []Listener) {
 // runtimeDirs returns the directories in which a daemon of this user may have its socket, whatever environment it was
 // started with.
 func runtimeDirs() []string {
+	uid := os.Geteuid()
+	others := []string{fmt.Sprintf("/run/user/%d/gaiafs", uid), fmt.Sprintf("/tmp/gaiafs-%d", uid)}
+	if uid == 0 {
+		others = append(others, rootDir) // of the host's root, in a container
+	}
 	dirs := []string{filepath.Dir(DefaultSocket("/", 0))}
-	if uid := os.Geteuid(); uid != 0 {
-		for _, dir := range []string{fmt.Sprintf("/run/user/%d/gaiafs", uid), fmt.Sprintf("/tmp/gaiafs-%d", uid)} {
-			if !slices.Contains(dirs, dir) {
-				dirs = append(dirs, dir)
-			}
+	for _, dir := range others {
+		if !slices.Contains(dirs, dir) {
+			dirs = append(dirs, dir)
 		}
 	}
 	return dirs

@@ -20,7 +20,7 @@ import (
 const maxSocketPath = 103
 
 // DefaultSocket returns the path of the socket for a mount: a name made from the mountpoint, in a runtime directory of
-// the user. It touches no file. Every daemon of a mountpoint gets the same path with number 0, so that a new daemon
+// the user. It changes nothing. Every daemon of a mountpoint gets the same path with number 0, so that a new daemon
 // finds what a killed one left. Higher numbers are for mountpoints whose earlier daemons still serve; RemoveStale
 // removes what killed daemons left of these.
 func DefaultSocket(mountpoint string, number int) string {
@@ -30,8 +30,8 @@ func DefaultSocket(mountpoint string, number int) string {
 		name += fmt.Sprintf("-%d", number)
 	}
 	name += ".sock"
-	if os.Geteuid() == 0 {
-		return filepath.Join("/run/gaiafs", name)
+	if os.Geteuid() == 0 && CanFill(rootDir) {
+		return filepath.Join(rootDir, name)
 	}
 	if dir := os.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {
 		if path := filepath.Join(dir, "gaiafs", name); len(path) <= maxSocketPath {
@@ -39,6 +39,19 @@ func DefaultSocket(mountpoint string, number int) string {
 		}
 	}
 	return filepath.Join("/tmp", fmt.Sprintf("gaiafs-%d", os.Geteuid()), name)
+}
+
+// rootDir is root's runtime directory.
+const rootDir = "/run/gaiafs"
+
+// CanFill reports whether this process may make files in dir, or may make dir. Root of a rootless container may not in
+// every directory that belongs to root.
+func CanFill(dir string) bool {
+	err := unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK, unix.AT_EACCESS)
+	if err == unix.ENOENT {
+		err = unix.Faccessat(unix.AT_FDCWD, filepath.Dir(dir), unix.W_OK, unix.AT_EACCESS)
+	}
+	return err == nil
 }
 
 // CheckSocket returns an error if a path cannot be that of a socket. It touches no file.

@@ -70,6 +70,12 @@ func (i identified) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, attr s
 	return i.RawFileSystem.SetXAttr(cancel, in, attr, data)
 }
 
+// ListXAttr implements fuse.RawFileSystem.
+func (i identified) ListXAttr(cancel <-chan struct{}, header *fuse.InHeader, dest []byte) (uint32, fuse.Status) {
+	fillCaller(&header.Caller)
+	return i.RawFileSystem.ListXAttr(cancel, header, dest)
+}
+
 // Rename implements fuse.RawFileSystem.
 func (i identified) Rename(cancel <-chan struct{}, in *fuse.RenameIn, from, to string) fuse.Status {
 	fillCaller(&in.Caller)

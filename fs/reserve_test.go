@@ -6,12 +6,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 
-	"github.com/hanwen/go-fuse/v2/fuse"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -279,21 +279,15 @@ func devicesTakeAsTheirUsers(t *testing.T, disk string, full syscall.Errno) {
 	fillUp(t, disk)
 	rootTakes := run(t, program("take", "write", probe)) == "false"
 	s, cache, n := mountWithDevices(t, 1, on(disk))
-	c, err := newCreator()
-	require.NoError(t, err)
 	for _, uid := range []uint32{alice, 0} {
-		var f *os.File
-		who := &fuse.Caller{Owner: fuse.Owner{Uid: uid, Gid: uid}}
-		require.NoError(t, c.as(who, func() (err error) {
-			f, err = os.OpenFile(filepath.Join(s.mnt, strconv.Itoa(int(uid))), os.O_RDWR, 0)
-			return err
-		}))
+		f, err := openAs(uid, filepath.Join(s.mnt, strconv.Itoa(int(uid))))
+		require.NoError(t, err)
 		w := mapOn(t, cache, n, f, 0, 1<<20)
 		w.store(t, 0, make([]byte, 1)) // stores zeros over zeros
 		for i := int64(0); i < 1<<20; i += page.Size {
 			w.store(t, i, []byte{1})
 		}
-		err := w.Sync(t.Context(), 0, 1<<20, false)
+		err = w.Sync(t.Context(), 0, 1<<20, false)
 		if uid == 0 && rootTakes {
 			assert.NoError(t, err)
 		} else {
@@ -305,6 +299,26 @@ func devicesTakeAsTheirUsers(t *testing.T, disk string, full syscall.Errno) {
 		w.close(t)
 		require.NoError(t, f.Close())
 	}
+}
+
+// openAs opens a file for reading and writing by a thread that acts as another user.
+func openAs(uid uint32, path string) (*os.File, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	become := func(uid uint32) error { // of this thread only, and so that it may become root again
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(uid), ^uintptr(0)); errno != 0 {
+			return errno
+		}
+		return nil
+	}
+	if err := become(uid); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err := become(0); err != nil {
+		panic(err)
+	}
+	return f, err
 }
 
 // BenchmarkRightToSpace measures a small write with the daemon's right to space and with another user's.

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/control"
 )
 
 // startDaemon serves the mount in a new process in its own session. It returns when the mount is usable, or with the
@@ -132,8 +134,8 @@ func isJournal(f *os.File, stream string) bool {
 }
 
 func logDirectory() (string, error) {
-	if os.Geteuid() == 0 {
-		return "/var/log/gaiafs", nil
+	if dir := "/var/log/gaiafs"; os.Geteuid() == 0 && control.CanFill(dir) {
+		return dir, nil
 	}
 	if dir := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(dir) {
 		return filepath.Join(dir, "gaiafs"), nil

@@ -16,6 +16,7 @@ import (
 
 	"github.com/gaiafs/gaiafs/control"
 	"github.com/gaiafs/gaiafs/fs"
+	"github.com/gaiafs/gaiafs/pagecache"
 )
 
 // If a mount was detached or its daemon does not answer, the mountpoint does not lead to the daemon. The daemon's
@@ -280,6 +281,8 @@ func rowAt(m fs.MountInfo, sockets map[string]bool, patience time.Duration) row 
 		r.what = "of another user"
 	case r.State == "silent":
 		r.what = noAnswer
+	case r.State == "ended":
+		r.what = "its daemon has ended: mount again"
 	}
 	return r
 }
@@ -338,8 +341,8 @@ func printRows(w io.Writer, rows []row) {
 			if r.PID != 0 {
 				process = fmt.Sprint(r.PID)
 			}
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", cmp.Or(r.Mountpoint, "?"), cmp.Or(r.Source, "?"), process,
-				bytesText(r.Waiting), what)
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", cmp.Or(pagecache.Printable(r.Mountpoint), "?"),
+				cmp.Or(pagecache.Printable(r.Source), "?"), process, bytesText(r.Waiting), what)
 		}
 	})
 }

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/gaiafs/gaiafs/fs"
 )
 
 // mostLog is how many bytes from the end of a log go into an archive.
@@ -35,6 +37,9 @@ errors.txt names what could not be collected. Only root and the user who mounted
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if output == "" {
 				return usagef("name the file to write with -o")
+			}
+			if m, err := fs.MountOf(args[0]); err != nil || m.Type != fs.Type {
+				return cmp.Or(err, fs.NotOurs(args[0]))
 			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), endingSignals()...)
 			defer stop()

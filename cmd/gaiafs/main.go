@@ -238,13 +238,22 @@ func newHelp() *cobra.Command {
 func arguments(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) == len(names) {
-			return nil
+			return noneEmpty(cmd, args)
 		}
 		if len(names) == 0 {
 			return usagef("%s takes no arguments; %s given", commandName(cmd), were(len(args)))
 		}
 		return usagef("%s needs %s; %s given", commandName(cmd), strings.Join(names, " and "), were(len(args)))
 	}
+}
+
+// noneEmpty refuses an empty argument, which a path would take for the working directory. A script passes one if a
+// variable is not set.
+func noneEmpty(cmd *cobra.Command, args []string) error {
+	if slices.Contains(args, "") {
+		return usagef("%s: an argument is empty", commandName(cmd))
+	}
+	return nil
 }
 
 // were begins a sentence about a number of arguments.

@@ -7,8 +7,10 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"syscall"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/gaiafs/gaiafs/control"
 	"github.com/gaiafs/gaiafs/gpubackend/emulated"
@@ -23,7 +25,7 @@ func newMount() *cobra.Command {
 		Use:   "mount SOURCE MOUNTPOINT",
 		Short: "Show a directory at a mountpoint",
 		Long: `mount shows the directory SOURCE at the empty directory MOUNTPOINT and serves it until it is unmounted by 'gaiafs umount',
-by umount(8), or by SIGTERM or SIGINT to this process. Before it ends, it writes back what devices hold. While SOURCE does not
+by umount(8), or by SIGTERM or SIGINT to this process, or by SIGHUP if it has a terminal. Before it ends, it writes back what devices hold. While SOURCE does not
 accept that, the mount stays, and the log says what is waiting. A second signal, 0.2 seconds later or more, ends it
 without waiting any longer; the log names what is lost.
 
@@ -72,6 +74,9 @@ Each setting is also read from the environment (GAIAFS_GPU_MEMORY for --gpu-memo
 				ready, err := startDaemon(m, os.Args[1:])
 				return report(ready, err)
 			}
+			if readyFD > 0 || !hasTerminal() {
+				signal.Ignore(syscall.SIGHUP) // nobody hung up; it asks other daemons to read their settings again
+			}
 			signal.Notify(signals, endingSignals()...)
 			defer signal.Stop(signals)
 			return m.serve(signals, readyFD > 0, cmd.ErrOrStderr(), report)
@@ -105,6 +110,16 @@ func (m *mountPlan) readableAgain(config string, environment func(string) (strin
 		}
 	}
 	return nil
+}
+
+// hasTerminal reports whether this process has a controlling terminal, which may be closed.
+func hasTerminal() bool {
+	fd, err := unix.Open("/dev/tty", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	unix.Close(fd)
+	return true
 }
 
 // mountPlan describes a mount that is about to be made. Its paths are absolute.

@@ -151,6 +151,11 @@ func pathError(path string, err error) error {
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return fmt.Errorf("%s does not exist: check the spelling", path)
+	case errors.Is(err, syscall.ENOTCONN):
+		if m, at := fs.MountOf(path); at == nil && m.Type == fs.Type {
+			return hasEnded(m)
+		}
+		return fmt.Errorf("%s: %w: the daemon of a mount has ended", path, errno(err))
 	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
 		return fmt.Errorf("%s: permission denied: you need permission to read a file to see it or bring it to devices",
 			path)
@@ -229,7 +234,7 @@ func somePaths(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return usagef("%s needs the PATH of a file on a mount of gaiafs", commandName(cmd))
 	}
-	return nil
+	return noneEmpty(cmd, args)
 }
 
 // printJSON prints a value as JSON.

@@ -7,12 +7,13 @@ import (
 
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/gpubackend/cuda"
+	"github.com/gaiafs/gaiafs/pagecache"
 )
 
 // ready returns the line that is printed when the mount is usable.
 func (s *service) ready() string {
 	devices := s.cache.Devices()
-	text := fmt.Sprintf("%s shows %s", s.mount.Mountpoint(), s.plan.source)
+	text := fmt.Sprintf("%s shows %s", pagecache.Printable(s.mount.Mountpoint()), pagecache.Printable(s.plan.source))
 	switch {
 	case len(devices) == 0:
 		return text + ", without devices (--gpus none)"

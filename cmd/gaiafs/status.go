@@ -168,7 +168,7 @@ while nothing else is mounted there; --pid always does.`,
 			if len(args) > 1 {
 				return usagef("%s takes one MOUNTPOINT, or none; %s given", commandName(cmd), were(len(args)))
 			}
-			return nil
+			return noneEmpty(cmd, args)
 		},
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return mountpoints(), cobra.ShellCompDirectiveNoFileComp
@@ -356,12 +356,22 @@ func statusError(mountpoint string, err error) error {
 		return fmt.Errorf("the daemon of %s runs, but there is no way to ask it from here: a container needs the folder of "+
 			"its control socket, which is /run/gaiafs if root mounted", mountpoint)
 	case errors.Is(err, syscall.ENOTCONN), errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ECONNABORTED):
-		return fmt.Errorf("the daemon of %s has ended: unmount it with 'gaiafs umount %s' and mount it again",
-			mountpoint, mountpoint)
+		m, at := fs.MountOf(mountpoint)
+		if at != nil || m.Type != fs.Type {
+			return fmt.Errorf("the daemon of %s has ended", mountpoint)
+		}
+		return hasEnded(m)
 	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
 		return fmt.Errorf("%s belongs to another user: run this as that user, or mount it with --allow-other", mountpoint)
 	}
 	return err
+}
+
+// hasEnded returns the error for a mount whose daemon has ended, and says what to do.
+func hasEnded(m fs.MountInfo) error {
+	return fmt.Errorf("the daemon of %[1]s has ended: 'gaiafs mount %[2]s %[1]s' mounts again, also while programs have "+
+		"files of the old mount open, which get errors; 'gaiafs umount --force %[1]s' only removes it", m.Mountpoint,
+		m.Source)
 }
 
 // isUnreachable reports whether err means that the daemon of a mount runs, but its socket is not in this mount

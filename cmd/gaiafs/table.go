@@ -43,7 +43,7 @@ func (s *statusDocument) print(w io.Writer, all bool) error {
 // printMount describes the mount, and whether it is ending.
 func (s *statusDocument) printMount(b *strings.Builder) {
 	m := s.Mount
-	fmt.Fprintf(b, "%s at %s", m.Source, m.Mountpoint)
+	fmt.Fprintf(b, "%s at %s", pagecache.Printable(m.Source), pagecache.Printable(m.Mountpoint))
 	if m.ReadOnly {
 		b.WriteString(", read-only")
 	}

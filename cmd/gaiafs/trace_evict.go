@@ -84,7 +84,8 @@ func newTraceEvict() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			steps, err := score.New(t, int64(extent))
+			plays := len(memories) * (len(s.names)*len(placements) + 1 + runs)
+			steps, err := score.New(t, int64(extent), plays)
 			if err != nil {
 				return fmt.Errorf("%s cannot be scored: %w", args[0], err)
 			}

@@ -89,7 +89,8 @@ type unmounting struct {
 }
 
 // hiddenPause is the longest pause before umount tries again. It tries again only if no process is seen to use the
-// mount: a call such as statfs, or a loop device that was unmounted a moment ago, uses it only for a moment.
+// mount: a call such as statfs, or a loop device that was unmounted a moment ago, uses it only for a moment. So does
+// another command of gaiafs.
 const hiddenPause = 320 * time.Millisecond
 
 // errHeld says that the daemon itself keeps the mount busy, because bytes have begun to wait.
@@ -188,6 +189,9 @@ func (u *unmounting) state() string {
 // end makes the daemon bring everything home, unmounts, and waits for the daemon's final result.
 func (u *unmounting) end(ctx context.Context) error {
 	d, err := u.find(ctx)
+	if u.cameLate(err) {
+		return u.late()
+	}
 	if err != nil {
 		return u.withoutDaemon(err)
 	}
@@ -205,6 +209,8 @@ func (u *unmounting) end(ctx context.Context) error {
 		return true, u.lookElsewhere(d)
 	})
 	switch {
+	case !unmounted && u.cameLate(err):
+		return u.late()
 	case !unmounted && errors.Is(err, syscall.EPERM):
 		return fmt.Errorf("%s: only root and the user who mounted it may do that", u.remains())
 	case !unmounted && errors.Is(err, syscall.ECANCELED):
@@ -239,6 +245,19 @@ func (u *unmounting) end(ctx context.Context) error {
 	return nil
 }
 
+// cameLate reports whether err means that another program unmounted meanwhile: the mountpoint is an ordinary directory.
+func (u *unmounting) cameLate(err error) bool {
+	if err == nil || u.detached != nil {
+		return false
+	}
+	is, at := fs.IsMount(u.mountpoint)
+	return at == nil && !is
+}
+
+func (u *unmounting) late() error {
+	return fmt.Errorf("%s has just been unmounted by another program", u.mountpoint)
+}
+
 // takeAway unmounts if the daemon's first answer allows it.
 func (u *unmounting) takeAway(text []byte, d *daemon) error {
 	var answer endDocument
@@ -263,7 +282,7 @@ func (u *unmounting) takeAway(text []byte, d *daemon) error {
 		switch {
 		case len(users) == 0 && held:
 			return errHeld
-		case pause > hiddenPause || slices.ContainsFunc(users, func(w user) bool { return !w.loop }):
+		case pause > hiddenPause || slices.ContainsFunc(users, func(w user) bool { return !w.isBrief() }):
 			return u.busy(users)
 		}
 		time.Sleep(pause)

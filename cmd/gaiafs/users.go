@@ -31,6 +31,10 @@ func (u user) String() string {
 	return fmt.Sprintf("%s (process %d, %s)", pagecache.Printable(u.command), u.pid, pagecache.Printable(u.what))
 }
 
+// isBrief reports whether u may use the mount only for a moment: commands of gaiafs open the mountpoint to ask the
+// daemon.
+func (u user) isBrief() bool { return u.loop || u.command == "gaiafs" }
+
 // usersOf lists what keeps the mount at an absolute path busy: mounts below it, loop devices, and then processes.
 func usersOf(mountpoint string) []user {
 	return slices.Concat(mountedInside(mountpoint), loopDevices(mountpoint), mountUsers(mountpoint))

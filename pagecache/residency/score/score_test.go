@@ -26,7 +26,7 @@ func accesses(device int, extents ...int64) *trace.Trace {
 }
 
 func steps(t *testing.T, tr *trace.Trace) *Steps {
-	s, err := New(tr, extent)
+	s, err := New(tr, extent, 1)
 	require.NoError(t, err)
 	return s
 }
@@ -155,11 +155,11 @@ func TestReadOnlyFirst(t *testing.T) {
 }
 
 func TestWhatCannotBeScored(t *testing.T) {
-	_, err := New(accesses(trace.CPU, 1), extent)
+	_, err := New(accesses(trace.CPU, 1), extent, 1)
 	require.ErrorContains(t, err, "no program on a device")
-	_, err = New(&trace.Trace{}, extent)
+	_, err = New(&trace.Trace{}, extent, 1)
 	require.ErrorContains(t, err, "no program on a device")
-	_, err = New(accesses(0, 1), 3<<20)
+	_, err = New(accesses(0, 1), 3<<20, 1)
 	require.ErrorContains(t, err, "a power of two")
 	of := setup(1, "sometimes")
 	require.ErrorContains(t, of.Check(), "there are always, threshold, never")

@@ -10,8 +10,11 @@ import (
 	"github.com/gaiafs/gaiafs/prefetch/trace"
 )
 
-// mostSteps bounds the memory of a play: 3 GB.
-const mostSteps = 1 << 26
+// mostSteps bounds the memory of a play: 3 GB. mostPlayed bounds the steps of all plays: some minutes.
+const (
+	mostSteps  = 1 << 26
+	mostPlayed = 1 << 31
+)
 
 // step is an access to one extent.
 type step struct {
@@ -33,8 +36,8 @@ type Steps struct {
 }
 
 // New cuts the accesses of a trace into extents of so many bytes: a power of two from 64 KiB to 1 TiB. It fails if the
-// trace has no accesses of devices, or too many.
-func New(t *trace.Trace, extent int64) (*Steps, error) {
+// trace has no accesses of devices, or more accesses to extents than can be played so many times in some minutes.
+func New(t *trace.Trace, extent int64, plays int) (*Steps, error) {
 	if extent < 64<<10 || extent&(extent-1) != 0 || extent > 1<<40 {
 		return nil, fmt.Errorf("extents have a power of two of bytes, from 64 KiB to 1 TiB, not %d", extent)
 	}
@@ -56,7 +59,7 @@ func New(t *trace.Trace, extent int64) (*Steps, error) {
 		numbers[d] = i
 	}
 	s := &Steps{extent: extent, devices: make([][]step, len(numbers))}
-	total := 0
+	total, most := 0, min(mostSteps, mostPlayed/max(plays, 1))
 	for i := range t.Events {
 		x := &t.Events[i]
 		if x.Resize {
@@ -78,8 +81,9 @@ func New(t *trace.Trace, extent int64) (*Steps, error) {
 					total++
 				}
 			}
-			if off = next; total > mostSteps {
-				return nil, fmt.Errorf("the trace has more than %d accesses to extents", mostSteps)
+			if off = next; total > most {
+				return nil, fmt.Errorf("it has more than %d accesses to extents, which are too many to play %d times: choose "+
+					"larger extents or play it less often", most, plays)
 			}
 		}
 	}
