@@ -34,6 +34,17 @@ func unpacked(t *testing.T, path string) map[string]string {
 	}
 }
 
+// A directory that is no mount has no diagnostics, and no archive.
+func TestDebugNeedsAMount(t *testing.T) {
+	archive := filepath.Join(t.TempDir(), "a.tar.gz")
+	for path, says := range map[string]string{t.TempDir(): "is not a mountpoint of gaiafs", "/": "is not a mountpoint"} {
+		r := gaiafsCommand(t, "debug", path, "-o", archive)
+		require.Equal(t, exitFailure, r.code)
+		require.Contains(t, r.err, says)
+		require.NoFileExists(t, archive)
+	}
+}
+
 // An archive has diagnostics, and no contents of files. Profiles are for the owner.
 func TestDebugAndProfile(t *testing.T) {
 	p := newPlace(t)

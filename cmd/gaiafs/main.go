@@ -177,6 +177,9 @@ Exit codes: 0 done, 1 failed, 2 wrong usage.`,
 		newDebug(), newTop(), newTrace(), newDemo(), newProgram(), newBench(), newBenchProcess(), newVersion(),
 		newManual())
 	completeChoices(root)
+	for _, c := range root.Commands() {
+		refuseEmpty(c)
+	}
 	return root
 }
 
@@ -238,7 +241,7 @@ func newHelp() *cobra.Command {
 func arguments(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) == len(names) {
-			return noneEmpty(cmd, args)
+			return nil
 		}
 		if len(names) == 0 {
 			return usagef("%s takes no arguments; %s given", commandName(cmd), were(len(args)))
@@ -247,13 +250,22 @@ func arguments(names ...string) cobra.PositionalArgs {
 	}
 }
 
-// noneEmpty refuses an empty argument, which a path would take for the working directory. A script passes one if a
-// variable is not set.
-func noneEmpty(cmd *cobra.Command, args []string) error {
-	if slices.Contains(args, "") {
-		return usagef("%s: an argument is empty", commandName(cmd))
+// refuseEmpty makes all commands refuse an empty argument. As a path it would name the working directory, and scripts
+// pass one if a variable is not set.
+func refuseEmpty(c *cobra.Command) {
+	for _, sub := range c.Commands() {
+		refuseEmpty(sub)
 	}
-	return nil
+	check := c.Args
+	if check == nil || c.Hidden || strings.Contains(c.Use, "COMMAND") { // a command may take empty arguments
+		return
+	}
+	c.Args = func(cmd *cobra.Command, args []string) error {
+		if slices.Contains(args, "") {
+			return usagef("%s: an argument is empty", commandName(cmd))
+		}
+		return check(cmd, args)
+	}
 }
 
 // were begins a sentence about a number of arguments.

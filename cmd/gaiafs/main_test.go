@@ -12,12 +12,15 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 	"github.com/gaiafs/gaiafs/control"
@@ -468,9 +471,9 @@ func TestCommandStatusElsewhere(t *testing.T) {
 func TestCommandEndsOnSignals(t *testing.T) {
 	// If this process ignored these signals, as under nohup, its children would ignore them too.
 	caught := make(chan os.Signal, 1)
-	signal.Notify(caught, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
+	signal.Notify(caught, syscall.SIGTERM, syscall.SIGINT)
 	defer signal.Stop(caught)
-	for _, sig := range []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP} {
+	for _, sig := range []os.Signal{syscall.SIGTERM, syscall.SIGINT} {
 		s := mountForeground(t, "--gpus=none")
 		require.NoError(t, os.WriteFile(filepath.Join(s.mountpoint, "file"), []byte("content"), 0o600))
 		s.signal(t, sig)
@@ -479,6 +482,119 @@ func TestCommandEndsOnSignals(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, "content", string(got))
 	}
+}
+
+// SIGHUP says that the terminal is gone. Without a terminal, nothing ends.
+func TestHangUp(t *testing.T) {
+	caught := make(chan os.Signal, 1)
+	signal.Notify(caught, syscall.SIGHUP) // so that the commands do not ignore it
+	defer signal.Stop(caught)
+	p := newPlace(t)
+	cmd := command(t, "mount", "--gpus=none", p.source, p.mountpoint)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	s := serveAt(t, p, cmd)
+	s.signal(t, syscall.SIGHUP)
+	s.signal(t, syscall.SIGTERM)
+	require.Equal(t, exitOK, s.end(t))
+	require.Contains(t, s.logged(t), "cause=SIGTERM")
+
+	r := gaiafsCommand(t, "mount", "--daemon", "--gpus=none", "--log-file="+p.log, p.source, p.mountpoint)
+	require.Equal(t, exitOK, r.code, r.err)
+	require.NoError(t, syscall.Kill(p.status(t).Mount.PID, syscall.SIGHUP))
+	r = gaiafsCommand(t, "umount", p.mountpoint)
+	require.Equal(t, exitOK, r.code, r.err)
+	require.NotContains(t, p.logged(t), "SIGHUP")
+
+	ours, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	require.NoError(t, err)
+	defer ours.Close()
+	number, err := unix.IoctlGetInt(int(ours.Fd()), unix.TIOCGPTN)
+	require.NoError(t, err)
+	require.NoError(t, unix.IoctlSetPointerInt(int(ours.Fd()), unix.TIOCSPTLCK, 0))
+	terminal, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
+	require.NoError(t, err)
+	defer terminal.Close()
+	cmd = command(t, "mount", "--gpus=none", p.source, p.mountpoint)
+	cmd.Stdin = terminal
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	s = serveAt(t, p, cmd)
+	s.signal(t, syscall.SIGHUP)
+	require.Equal(t, exitOK, s.end(t))
+	require.Contains(t, s.logged(t), "cause=SIGHUP")
+}
+
+// A script whose variable is not set names no directory, rather than the working directory.
+func TestEmptyArguments(t *testing.T) {
+	dir := t.TempDir()
+	for _, args := range [][]string{{"mount", "", dir}, {"mount", dir, ""}, {"umount", ""}, {"status", ""}, {"info", ""},
+		{"set", "", "log-level=info"}, {"debug", "", "-o", "-"}} {
+		r := gaiafsCommand(t, args...)
+		require.Equal(t, exitUsage, r.code, "%v: %s", args, r.err)
+		require.Contains(t, r.err, "an argument is empty", args)
+	}
+}
+
+// Of several commands that unmount at once, one succeeds, and the others say that they came late.
+func TestUmountsAtOnce(t *testing.T) {
+	p := newPlace(t)
+	for range 5 {
+		r := gaiafsCommand(t, "mount", "--daemon", "--gpus=none", "--log-file="+p.log, p.source, p.mountpoint)
+		require.Equal(t, exitOK, r.code, r.err)
+		var results [3]result
+		var all sync.WaitGroup
+		for i := range results {
+			cmd := command(t, "umount", p.mountpoint)
+			all.Go(func() { results[i] = execute(t, cmd) })
+		}
+		all.Wait()
+		done := 0
+		for _, r := range results {
+			if r.code == exitOK {
+				done++
+			} else {
+				require.Regexp(t, "has just been unmounted by another program|is not a mountpoint of gaiafs", r.err)
+			}
+		}
+		require.NotZero(t, done)
+		require.False(t, p.isMounted(t))
+	}
+}
+
+// Root of a rootless container may not write to the directories of root. Log and socket have other places then.
+func TestRootless(t *testing.T) {
+	const alice = 65534
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	p := newPlace(t)
+	dir := filepath.Dir(p.source)
+	for up := dir; up != os.TempDir() && up != "/"; up = filepath.Dir(up) {
+		require.NoError(t, os.Chmod(up, 0o755))
+	}
+	fuse, home := filepath.Join(dir, "fuse"), filepath.Join(dir, "home")
+	require.NoError(t, unix.Mknod(fuse, unix.S_IFCHR, int(unix.Mkdev(10, 229))))
+	require.NoError(t, errors.Join(os.Chmod(fuse, 0o666), os.Mkdir(home, 0o700)))
+	for _, name := range []string{p.source, p.mountpoint, home} {
+		require.NoError(t, os.Chown(name, alice, alice))
+	}
+	program, err := os.Open(executable(t)) // in a directory that alice may not search
+	require.NoError(t, err)
+	defer program.Close()
+	cmd := command(t)
+	cmd.Path, cmd.Args = "/bin/sh", []string{"sh", "-euc", `mount --bind "$1" /dev/fuse; g=/proc/self/fd/3
+		$g mount --daemon --gpus=none "$2" "$3"; echo x >"$3/file"; $g status "$3"; $g umount "$3"`,
+		"sh", fuse, p.source, p.mountpoint}
+	cmd.ExtraFiles = []*os.File{program}
+	cmd.Env = append(cmd.Env, "HOME="+home, "XDG_RUNTIME_DIR=", "XDG_STATE_HOME=")
+	ids := []syscall.SysProcIDMap{{HostID: alice, Size: 1}}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS, UidMappings: ids,
+		GidMappings: ids, Credential: &syscall.Credential{NoSetGroups: true}}
+	r := execute(t, cmd)
+	require.Equal(t, exitOK, r.code, r.out+r.err)
+	require.Contains(t, r.out, p.mountpoint+" shows "+p.source)
+	logs, err := filepath.Glob(filepath.Join(home, ".local/state/gaiafs/*.log"))
+	require.NoError(t, err)
+	require.Len(t, logs, 1)
 }
 
 func TestCommandEndsWhenUnmountedByOthers(t *testing.T) {
@@ -612,7 +728,15 @@ func TestCommandUmountOfADeadDaemon(t *testing.T) {
 	require.NoError(t, err)
 	r := gaiafsCommand(t, "status", s.mountpoint)
 	require.Equal(t, exitFailure, r.code)
-	require.Contains(t, r.err, "has ended: unmount it with")
+	require.Contains(t, r.err, fmt.Sprintf("has ended: 'gaiafs mount %s %s' mounts again", s.source, s.mountpoint))
+	for _, args := range [][]string{{"info"}, {"warm"}, {"evict"}, {"pin", "--device=0"}} {
+		r = gaiafsCommand(t, append(args, filepath.Join(s.mountpoint, "file"))...)
+		require.Equal(t, exitFailure, r.code, args)
+		require.Contains(t, r.err, "mounts again", args)
+	}
+	r = gaiafsCommand(t, "status")
+	require.Equal(t, exitOK, r.code, r.err)
+	require.Regexp(t, regexp.QuoteMeta(s.mountpoint)+" .*its daemon has ended: mount again\n", r.out)
 	r = gaiafsCommand(t, "umount", s.mountpoint)
 	require.Equal(t, exitOK, r.code, r.err)
 }

@@ -25,7 +25,7 @@ func newMount() *cobra.Command {
 		Use:   "mount SOURCE MOUNTPOINT",
 		Short: "Show a directory at a mountpoint",
 		Long: `mount shows the directory SOURCE at the empty directory MOUNTPOINT and serves it until it is unmounted by 'gaiafs umount',
-by umount(8), or by SIGTERM or SIGINT to this process, or by SIGHUP if it has a terminal. Before it ends, it writes back what devices hold. While SOURCE does not
+by umount(8), or by SIGTERM, SIGINT or (if it has a terminal) SIGHUP to this process. Before it ends, it writes back what devices hold. While SOURCE does not
 accept that, the mount stays, and the log says what is waiting. A second signal, 0.2 seconds later or more, ends it
 without waiting any longer; the log names what is lost.
 

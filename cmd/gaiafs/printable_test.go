@@ -15,6 +15,25 @@ import (
 	gaiafs "github.com/gaiafs/gaiafs/client/go"
 )
 
+// Paths of mounts do not reach the terminal either.
+func TestPathsOfMountsDoNotReachTheTerminal(t *testing.T) {
+	p := newPlace(t)
+	evil := func(path string) string { return path + "\x1b[31m\n  fake" }
+	for _, path := range []*string{&p.source, &p.mountpoint} {
+		require.NoError(t, os.Rename(*path, evil(*path)))
+		*path = evil(*path)
+	}
+	said := gaiafsCommand(t, "mount", "--daemon", "--gpus=none", "--log-file="+p.log, p.source, p.mountpoint)
+	require.Equal(t, exitOK, said.code, said.err)
+	for _, r := range []result{said, gaiafsCommand(t, "status"), gaiafsCommand(t, "status", p.mountpoint)} {
+		require.Equal(t, exitOK, r.code, r.err)
+		require.Contains(t, r.out, `\x1b[31m\n  fake`)
+		require.NotContains(t, r.out, "\n  fake")
+		require.NotContains(t, r.out, "\x1b")
+	}
+	require.Equal(t, exitOK, gaiafsCommand(t, "umount", p.mountpoint).code)
+}
+
 // Any user can choose the names of files. No command prints a name so that a terminal obeys it as a command, or so that
 // it looks like a separate line.
 func TestNamesDoNotReachTheTerminal(t *testing.T) {

@@ -168,7 +168,7 @@ while nothing else is mounted there; --pid always does.`,
 			if len(args) > 1 {
 				return usagef("%s takes one MOUNTPOINT, or none; %s given", commandName(cmd), were(len(args)))
 			}
-			return noneEmpty(cmd, args)
+			return nil
 		},
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return mountpoints(), cobra.ShellCompDirectiveNoFileComp

@@ -161,6 +161,11 @@ func TestWhatCannotBeScored(t *testing.T) {
 	require.ErrorContains(t, err, "no program on a device")
 	_, err = New(accesses(0, 1), 3<<20, 1)
 	require.ErrorContains(t, err, "a power of two")
+	few := &trace.Trace{Sources: []trace.Source{{Device: 0}}, Events: []trace.Event{{Len: 1 << 12 * extent}}}
+	_, err = New(few, extent, mostPlayed>>12)
+	require.NoError(t, err)
+	_, err = New(few, extent, mostPlayed>>11)
+	require.ErrorContains(t, err, "too many to play 1048576 times")
 	of := setup(1, "sometimes")
 	require.ErrorContains(t, of.Check(), "there are always, threshold, never")
 	of = setup(1, "never")
