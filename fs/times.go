@@ -2,6 +2,7 @@ package fs
 
 import (
 	"encoding/binary"
+	"fmt"
 	"time"
 
 	"golang.org/x/sys/unix"
