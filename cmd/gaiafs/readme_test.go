@@ -19,17 +19,17 @@ import (
 	"github.com/gaiafs/gaiafs/prefetch"
 )
 
-// example returns the only block of README.md in a language.
+// example returns the only block of docs/howto/programs.md in a language.
 func example(t *testing.T, language string) string {
 	t.Helper()
-	readme, err := os.ReadFile("../../README.md")
+	page, err := os.ReadFile("../../docs/howto/programs.md")
 	require.NoError(t, err)
-	blocks := regexp.MustCompile("(?ms)^```"+language+"\n(.*?)^```$").FindAllStringSubmatch(string(readme), -1)
+	blocks := regexp.MustCompile("(?ms)^```"+language+"\n(.*?)^```$").FindAllStringSubmatch(string(page), -1)
 	require.Len(t, blocks, 1)
 	return blocks[0][1]
 }
 
-// buildExample compiles a program of README.md and returns its path.
+// buildExample compiles a program of docs/howto/programs.md and returns its path.
 func buildExample(t *testing.T, language string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -59,8 +59,8 @@ func buildExample(t *testing.T, language string) string {
 	return program
 }
 
-// The programs of README.md compile and do what it says.
-func TestReadmeExamples(t *testing.T) {
+// The programs of docs/howto/programs.md compile and do what it says.
+func TestExamplePrograms(t *testing.T) {
 	s := mountForeground(t, "--gpus=emulated:1")
 	for _, language := range []string{"go", "c"} {
 		t.Run(language, func(t *testing.T) {
@@ -80,10 +80,10 @@ func TestReadmeExamples(t *testing.T) {
 	require.Equal(t, exitOK, s.end(t))
 }
 
-// The links of README.md and docs/ point to existing files.
+// The links of the documents point to existing files.
 func TestDocumentsPointAtFiles(t *testing.T) {
-	documents := []string{"../../README.md", "../../CHANGELOG.md"}
-	for _, folder := range []string{"docs", "docs/howto", "docs/dev", "docs/dev/adr"} {
+	documents := []string{"../../README.md", "../../CHANGELOG.md", "../../CONTRIBUTING.md", "../../client/python/README.md"}
+	for _, folder := range []string{"docs", "docs/howto", "docs/dev", "docs/dev/adr", "bench/results"} {
 		more, err := filepath.Glob("../../" + folder + "/*.md")
 		require.NoError(t, err)
 		documents = append(documents, more...)

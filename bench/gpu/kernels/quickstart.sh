@@ -149,7 +149,7 @@ $device" "$(blocks README.md '^## Share a model' '^## Write together')"
 step "README: write together" "$mounted"'
 ^from the CPU$
 ^from the GPU$
-"merged_pages": 1,?$' "$(blocks README.md '^## Write together' '^## Using it')"
+"merged_pages": 1,?$' "$(blocks README.md '^## Write together' '^## What programs may rely on')"
 step "what both wrote is in the source" '^from the CPU$
 ^from the GPU$' "tr -s '\\0' '\\n' <home/data/out"
 step "docs/index.md: quick start" "$mounted
