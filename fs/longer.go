@@ -17,7 +17,7 @@ import (
 // last byte, which makes the kernel's file as long as it should be, and makes it drop that page again: only the size
 // must stay.
 //
-// A kernel that caches writes goes by its own size (docs/consistency.md).
+// A kernel that caches writes goes by its own size (docs/write-back.md).
 
 // A request may make the file longer before the kernel was told SOURCE's size: for example, a write past bytes that
 // were appended in SOURCE. The kernel adopts the size after that request, and has zeros in the page of the end that it

@@ -268,7 +268,7 @@ func TestTimesAreThoseOfSource(t *testing.T) {
 	}
 }
 
-// TestTimesThatTheKernelKeeps checks what docs/consistency.md says of atime and ctime: cached reads do not move atime,
+// TestTimesThatTheKernelKeeps checks what the documents say of atime and ctime: cached reads do not move atime,
 // and with write-back caching the mount shows a ctime of its own.
 func TestTimesThatTheKernelKeeps(t *testing.T) {
 	bothModes(t, func(t *testing.T, s *scene) {

@@ -21,7 +21,7 @@ func eachWay(t *testing.T, do func(t *testing.T, m *machine)) {
 	}
 }
 
-// TestOneLookIsForFewBytes: a look at home is relied on for no more bytes than docs/consistency.md says.
+// TestOneLookIsForFewBytes: a look at home is relied on for no more bytes than docs/source-changes.md says.
 func TestOneLookIsForFewBytes(t *testing.T) {
 	for _, parallel := range []bool{false, true} {
 		m := newMachine(t, 1)

@@ -117,12 +117,12 @@ func (s *settings) flags() *pflag.FlagSet {
 		"which transfer of a device begins next; docs/transfers.md describes the disciplines")
 	f.BoolVar(&s.readOnly, "read-only", s.readOnly, "refuse all changes")
 	f.BoolVar(&s.kernelOpens, "kernel-opens", s.kernelOpens,
-		"let the kernel open files and directories itself, which is faster for many small files; docs/consistency.md has the rules")
+		"let the kernel open files and directories itself, which is faster for many small files; docs/kernel-opens.md has the rules")
 	f.Var(&s.restrict, "restrict", "restrictions in addition to those of SOURCE's filesystem: nosuid, nodev, noexec")
 	f.Var(&s.passthrough, "passthrough",
 		"auto: without devices, or read-only, let the kernel read and write the files of SOURCE itself")
 	f.BoolVar(&s.writeBack, "write-back", s.writeBack,
-		"let the kernel keep writes and send them later; docs/consistency.md describes the cost")
+		"let the kernel keep writes and send them later; docs/write-back.md describes the cost")
 	f.Var(&s.writeBackInterval, "write-back-interval",
 		"longest time until released bytes are in the backing file")
 	f.Var(&s.directReads, "direct-reads",

@@ -82,7 +82,7 @@ func TestSourceChanged(t *testing.T) {
 				requireBytes(t, mapped, load(t, g), "on the device, after the change")
 				eventually(t, func() error { // the kernel may keep a size for a second
 					if o.WriteBack && len(want) != size {
-						return nil // it keeps its own as long as it knows the file, see docs/consistency.md
+						return nil // it keeps its own as long as it knows the file, see docs/write-back.md
 					}
 					got, err := os.ReadFile(path)
 					if err == nil && !bytes.Equal(want, got) {

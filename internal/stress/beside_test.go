@@ -308,7 +308,7 @@ func TestLazyStoresSurviveAChangeInSource(t *testing.T) {
 func TestAppendedInSource(t *testing.T) {
 	everyWitness(t, func(t *testing.T, o testmount.Options) {
 		if o.WriteBack {
-			t.Skip("the kernel keeps its own size, see docs/consistency.md")
+			t.Skip("the kernel keeps its own size, see docs/write-back.md")
 		}
 		m := testmount.Start(t, o)
 		for name, look := range map[string]func(b beside, f *os.File) (size int64){
@@ -373,7 +373,7 @@ func TestAppendedInSource(t *testing.T) {
 func TestFollowedInSource(t *testing.T) {
 	everyWitness(t, func(t *testing.T, o testmount.Options) {
 		if o.WriteBack {
-			t.Skip("the kernel keeps its own size, see docs/consistency.md")
+			t.Skip("the kernel keeps its own size, see docs/write-back.md")
 		}
 		m := testmount.Start(t, o)
 		b := newBeside(t, m, "log", []byte("line 0\n"))

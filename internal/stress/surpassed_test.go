@@ -26,7 +26,7 @@ func TestSurpassedInSource(t *testing.T) {
 	}
 	bothModes(t, func(t *testing.T, o testmount.Options) {
 		if o.WriteBack {
-			t.Skip("the kernel keeps its own size, see docs/consistency.md")
+			t.Skip("the kernel keeps its own size, see docs/write-back.md")
 		}
 		m := testmount.Start(t, o)
 		for name, grow := range map[string]func(b beside, f *os.File, want []byte) ([]byte, error){
