@@ -164,7 +164,6 @@ func (s *session) beginBracket(ctx context.Context, r useRequest) (Bracket, erro
 	}
 	o := pagecache.UseOptions{
 		Nested: r.flags&useNested != 0, Patience: time.Duration(r.patience) * time.Millisecond,
-		Process: uint32(s.who.Pid),
 	}
 	if r.flags&useKeep != 0 && s.hasRoom() {
 		o.Keeper = s

@@ -21,18 +21,19 @@
 // Options.MaxMappings mappings. Replies are not queued: each request's own goroutine writes its reply. A client that
 // does not read for Options.WriteTimeout loses its connection. Nobody else waits for it, because sessions share no lock
 // across I/O. There are also limits on all sessions of a user together, and a reserve for root and the user who mounted
-// (users.go).
+// (users.go). What the requests of ordinary users keep beyond a frame each is counted before it is kept, and bounded
+// (allowance.go).
 //
 // # Locks
 //
-//	session.writeMu    one frame is sent at a time; held across the write, with no other lock but user.large
+//	session.writeMu    one frame is sent at a time; held across the write, with no other lock
 //	session.mu         the session's mappings and request ids
 //	Server.mu          the sessions
 //	tokens.mu          grants not yet redeemed
 //	service.mu         the notices that a client will get
-//	user.large         the long body of a request of the user, while it is read and decoded
+//	allowance.mu       the bytes that users' requests keep
 //
-// No two of them are held at once, except that user.large is held while others are taken.
+// No two of them are held at once.
 //
 // # Goroutines
 //

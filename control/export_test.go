@@ -30,3 +30,16 @@ func (s *Server) TellForTesting(mapping uint64) error {
 
 // Connections is how many connections there are, also those that have said nothing yet.
 func (s *Server) Connections() int { return len(s.snapshot()) }
+
+// Kept is how many bytes the running requests of ordinary users keep.
+func (s *Server) Kept() int64 {
+	s.allowance.mu.Lock()
+	defer s.allowance.mu.Unlock()
+	return s.allowance.kept
+}
+
+// MostKept is how many bytes the requests of one user may keep, and MostWatches how many watches one user may have.
+const (
+	MostKept    = mostKept
+	MostWatches = mostWatches
+)

@@ -155,6 +155,9 @@ func (s *session) serveProfile(id requestID, r profileRequest) {
 
 // finishDocument answers with a document in as many frames as it takes, or with an error.
 func (s *session) finishDocument(id requestID, doc []byte, err error) {
+	if err == nil {
+		err = s.server.allowance.keep(s, id, int64(len(doc)))
+	}
 	if err != nil {
 		s.finish(id, err)
 		return

@@ -130,6 +130,7 @@ func (s *session) useAll(list []groupRange) (ranges []Range, done func(), err er
 			pagecache.MaxGroupRanges)
 	}
 	used := make(map[mappingID]*openMap)
+	ranges = make([]Range, 0, len(list))
 	done = func() {
 		for _, m := range used {
 			m.users.Done()
@@ -231,12 +232,24 @@ func (s *session) serveAcquireAll(r acquireAllRequest) (numbered, error) {
 	}
 	defer done()
 	if r.least > 0 {
-		if err := s.awaitVersion(ranges, r.least, r.timeout); err != nil {
+		if err := s.awaitVersion(onePerMapping(ranges), r.least, r.timeout); err != nil {
 			return numbered{}, err
 		}
 	}
 	version, pages, err := s.server.opts.Cache.AcquireAll(s.ctx, ranges, r.flags&acquireLaunder != 0)
 	return numbered{version, pages}, err
+}
+
+// onePerMapping returns the first range of each mapping.
+func onePerMapping(ranges []Range) (first []Range) {
+	seen := make(map[Mapping]bool)
+	for _, r := range ranges {
+		if !seen[r.Of] {
+			seen[r.Of] = true
+			first = append(first, r)
+		}
+	}
+	return first
 }
 
 // awaitVersion waits until the files of ranges have a version. It counts as one of the user's maxWaiting requests.

@@ -77,10 +77,8 @@ func (r rights) close() {
 	}
 }
 
-// openLarge returns the frame with its body from the descriptor. A refusal is answered; other errors end the
-// connection.
-//
-// The user's other sessions wait with their large requests until doneLarge, to bound the memory.
+// openLarge returns the frame with its body from the descriptor, which counts as kept by the session's user. A refusal is
+// answered; other errors end the connection.
 func (s *session) openLarge(h header, body []byte, r rights) (header, []byte, error) {
 	if h.flags&flagLarge == 0 || s.chosen&featureLarge == 0 {
 		if len(r.files) > 0 {
@@ -107,8 +105,10 @@ func (s *session) openLarge(h header, body []byte, r rights) (header, []byte, er
 	if got, err := seals(r.files[0]); err != nil || got&sealed != sealed {
 		return h, nil, &refusal{h.id, failure(syscall.EINVAL, "the body of a large request is not in a sealed memfd")}
 	}
-	s.user.large.Lock()
-	s.largeHeld = true
+	if err := s.server.allowance.take(s.ctx, s.user, n); err != nil {
+		return h, nil, &refusal{h.id, err}
+	}
+	s.body = n
 	long := make([]byte, n)
 	if err := readFull(r.files[0], long); err != nil {
 		return h, nil, &refusal{h.id, failure(syscall.EINVAL, "the body of a large request: %v", err)}
@@ -116,12 +116,10 @@ func (s *session) openLarge(h header, body []byte, r rights) (header, []byte, er
 	return h, long, nil
 }
 
-// doneLarge ends openLarge, when the body is not needed any more.
+// doneLarge ends openLarge, unless a running request keeps the body.
 func (s *session) doneLarge() {
-	if s.largeHeld {
-		s.largeHeld = false
-		s.user.large.Unlock()
-	}
+	s.server.allowance.give(s.user, s.body)
+	s.body = 0
 }
 
 // readFull reads a file from its first byte.

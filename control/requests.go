@@ -42,7 +42,7 @@ func (s *session) begin(h header, body []byte) error {
 	_, twice := s.running[h.id]
 	full := len(s.running) >= s.server.opts.MaxRequests
 	if !twice && !full {
-		s.running[h.id] = struct{}{}
+		s.running[h.id], s.body = s.body, 0
 	}
 	s.mu.Unlock()
 	switch {
@@ -62,6 +62,7 @@ func (s *session) begin(h header, body []byte) error {
 		case s.user.slots <- struct{}{}:
 		case <-s.ctx.Done():
 			<-s.slots
+			s.forget(h.id)
 			return net.ErrClosed
 		}
 	}
@@ -104,7 +105,7 @@ func (s *session) parse(h header, body []byte) (work func(requestID), err error)
 			}, nil
 		}
 		r, err := s.version.decodeMapView(body)
-		return func(id requestID) { s.serveMapView(id, r) }, err
+		return func(id requestID) { s.serveMapView(id, &r) }, err
 	case typeBeginGroup, typeReleaseGroup, typeAbortGroup, typeAcquireAll:
 		return s.parseGroup(h, body)
 	case typeAcquire, typeRelease, typeSync, typeAdvise:
@@ -192,10 +193,13 @@ func (s *session) answer(id requestID, done result, err error) {
 	_ = s.sendResult(id, done, err)
 }
 
+// forget frees a request id, and gives back what the request keeps.
 func (s *session) forget(id requestID) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	n := s.running[id]
 	delete(s.running, id)
+	s.mu.Unlock()
+	s.server.allowance.give(s.user, n)
 }
 
 // reply answers a request that the reader serves itself.
@@ -533,6 +537,9 @@ func (s *session) sendStatus(id requestID) (last []byte, err error) {
 		return nil, failure(syscall.ENOTSUP, "this server has no status")
 	}
 	doc, err := json.Marshal(s.server.opts.Status(s.viewer()))
+	if err == nil {
+		err = s.server.allowance.keep(s, id, int64(len(doc)))
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -122,6 +122,8 @@ type Server struct {
 	work     sync.WaitGroup // the accepting goroutine and the sessions
 	draining atomic.Bool    // no more mappings are made
 	endings  atomic.Uint64  // sessions that have ended
+	// allowance bounds what users' requests keep.
+	allowance allowance
 
 	mu       sync.Mutex
 	sessions map[*session]struct{} // guarded by mu

@@ -49,8 +49,8 @@ type session struct {
 	main   *session
 	// tenant is the tenant's name that came with the features, "" for none. It is immutable once a request runs.
 	tenant string
-	// largeHeld means that the reader has locked user.large.
-	largeHeld bool
+	// body is the bytes of the large request that the reader has. Only the reader uses it.
+	body int64
 
 	requests sync.WaitGroup
 	// slots has an element for each running request goroutine. A request frees its id just before it sends the answer,
@@ -61,7 +61,7 @@ type session struct {
 	writeMu sync.Mutex // held while a frame is sent
 
 	mu          sync.Mutex
-	running     map[requestID]struct{} // guarded by mu
+	running     map[requestID]int64    // the bytes that each running request keeps; guarded by mu
 	mappings    map[mappingID]*openMap // guarded by mu
 	lastMapping mappingID              // guarded by mu
 	reserved    int                    // mappings being made; guarded by mu
@@ -113,7 +113,7 @@ func newSession(s *Server, conn *net.UnixConn, who unix.Ucred) *session {
 		command:  untilKnown(func() (string, error) { return commandOf(conn, who.Pid) }),
 		log:      s.opts.Log.With("pid", who.Pid, "uid", who.Uid),
 		slots:    make(chan struct{}, s.opts.MaxRequests),
-		running:  make(map[requestID]struct{}),
+		running:  make(map[requestID]int64),
 		mappings: make(map[mappingID]*openMap),
 		brackets: make(map[bracketID]*openBracket),
 		ended:    make(chan struct{}),
@@ -168,6 +168,7 @@ func (s *session) run() {
 	s.cancel()
 	s.endService()
 	s.requests.Wait()
+	s.doneLarge()
 	s.endBrackets()
 	s.unmapAll()
 }

@@ -33,10 +33,12 @@ type user struct {
 	mappings int // including those being made; guarded by Server.mu
 	// slots has an element for each running request. nil for privileged users, whose requests are not limited.
 	slots chan struct{}
-	// large is held while a long request body is read and decoded. stuck counts descriptors that are being closed, and
-	// is guarded by Server.mu; see large.go.
-	large sync.Mutex
+	// kept is the bytes that running requests keep; see allowance.
+	kept int64
+	// stuck counts descriptors that are being closed; see large.go. Guarded by Server.mu.
 	stuck int
+	// watches counts the running WATCHes. Guarded by Server.mu.
+	watches int
 	// waiting is how many requests wait for a version. Guarded by Server.mu.
 	waiting int
 }

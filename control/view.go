@@ -69,13 +69,15 @@ func (v version) decodeMapView(body []byte) (r mapViewRequest, err error) {
 
 // serveMapView makes a mapping of a view, and sends it with its descriptors. The client imports the memory while the
 // bytes come. After the last bytes it gets a frame without extents, or the error.
-func (s *session) serveMapView(id requestID, r mapViewRequest) {
-	m, reply, err := s.openView(r)
+func (s *session) serveMapView(id requestID, r *mapViewRequest) {
+	m, reply, err := s.openView(*r)
 	if err != nil {
 		s.finish(id, err)
 		return
 	}
 	defer m.users.Done()
+	r.tokens, r.segments = nil, nil // the fill may take long, and the page cache counts what the view keeps
+	_ = s.server.allowance.keep(s, id, 0)
 	lazy := r.flags&mapLazy != 0
 	if !s.sendMapping(id, m, reply, lazy) || lazy {
 		return

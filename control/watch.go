@@ -46,9 +46,28 @@ func (s *session) serveWatch(id requestID, r watchRequest) {
 	case s.ordinary && r.filter.Path != "":
 		// Whether events come would tell whether the file exists.
 		s.finish(id, failure(syscall.EPERM, "only root and the user who mounted may watch paths"))
+	case !s.server.countWatch(s, 1):
+		s.finish(id, failure(syscall.EAGAIN, "this user already has %d watches, which are all that one user may have",
+			mostWatches))
 	default:
+		defer s.server.countWatch(s, -1)
 		s.watch(id, feed.Watch(r.filter))
 	}
+}
+
+// mostWatches is how many watches an ordinary user may have, because events wait in each.
+const mostWatches = 16
+
+// countWatch counts a watch of a session's user, or with -1 its end. It reports false if the user may have no further
+// one.
+func (s *Server) countWatch(of *session, n int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n > 0 && of.ordinary && of.user.watches >= mostWatches {
+		return false
+	}
+	of.user.watches += n
+	return true
 }
 
 func (s *session) watch(id requestID, w *live.Watch) {

@@ -22,19 +22,26 @@ type AcquireRange struct {
 	Off, Len int64
 }
 
-// filesOf checks ranges and returns their files without duplicates.
-func filesOf(ranges []AcquireRange) (files []*File, err error) {
+// filesOf checks ranges and returns their windows and files without duplicates. A window may have many files.
+func filesOf(ranges []AcquireRange) (windows []Window, files []*File, err error) {
+	seen := make(map[Window]bool)
 	for _, r := range ranges {
 		if err := r.Of.check(r.Off, r.Len); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		if len(ranges) == 1 {
-			return r.Of.files(), nil
+		if !seen[r.Of] {
+			seen[r.Of] = true
+			windows = append(windows, r.Of)
 		}
-		files = append(files, r.Of.files()...)
+	}
+	if len(windows) == 1 {
+		return windows, windows[0].files(), nil
+	}
+	for _, w := range windows {
+		files = append(files, w.files()...)
 	}
 	slices.SortFunc(files, func(a, b *File) int { return cmp.Compare(a.serial, b.serial) })
-	return slices.Compact(files), nil
+	return windows, slices.Compact(files), nil
 }
 
 // AcquireAll brings all ranges up to date, and returns how many pages were stale. The ranges then have all of every
@@ -43,7 +50,7 @@ func filesOf(ranges []AcquireRange) (files []*File, err error) {
 // outside its window, or a window that has ended), and those of an acquire.
 func (c *Cache) AcquireAll(ctx context.Context, ranges []AcquireRange,
 	launder bool) (version uint64, pages int64, err error) {
-	files, err := filesOf(ranges)
+	_, files, err := filesOf(ranges)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -60,20 +67,20 @@ func (c *Cache) AcquireAll(ctx context.Context, ranges []AcquireRange,
 }
 
 // AwaitVersion waits until a group with at least version least was released on a file of the ranges. It does not keep
-// the windows from ending. Errors: EINVAL (as AcquireAll; also if a window ends during the wait), EPIPE (the last
-// program that began groups of the files ended first), and that of ctx.
+// the windows from ending. Errors: EINVAL (as AcquireAll; also if a window ends during the wait), EPIPE (no program
+// begins groups of the files any more, and one did since a window was made), and that of ctx.
 func (c *Cache) AwaitVersion(ctx context.Context, ranges []AcquireRange, least uint64) error {
-	files, err := filesOf(ranges)
+	windows, files, err := filesOf(ranges)
 	if err != nil {
 		return err
 	}
 	waits, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	ended := errors.New("a window has ended")
-	for _, r := range ranges {
-		defer context.AfterFunc(r.Of.lifeOf().life, func() { end(ended) })()
+	for _, w := range windows {
+		defer context.AfterFunc(w.lifeOf().life, func() { end(ended) })()
 	}
-	err = c.awaitVersion(waits, files, least)
+	err = c.awaitVersion(waits, windows, files, least)
 	if err != nil && context.Cause(waits) == ended {
 		return fail(syscall.EINVAL, "a mapping ended during the wait for version %d", least)
 	}

@@ -27,7 +27,6 @@ type UseOptions struct {
 	Nested bool
 	// Patience is the longest wait for other brackets to end. 0 stands for DefaultPatience.
 	Patience time.Duration
-	Process  uint32
 	// Keeper keeps the bracket open after its end, if allowed (Bracket.Kept). nil: the bracket is not kept.
 	Keeper Keeper
 }
@@ -126,8 +125,7 @@ func (c *Cache) use(ctx context.Context, ranges map[*Mapping][]page.Range, dev *
 		}
 	}
 	b := &Bracket{}
-	b.grant, err = dev.room.Grant(ctx, wants, residency.Asking{By: by, Process: o.Process, Nested: o.Nested,
-		Patience: o.Patience})
+	b.grant, err = dev.room.Grant(ctx, wants, residency.Asking{By: by, Nested: o.Nested, Patience: o.Patience})
 	if err != nil {
 		c.lose(dev, err)
 		if errors.Is(err, syscall.ENOMEM) && slices.ContainsFunc(of, func(m *Mapping) bool { return !m.hears() }) {

@@ -314,7 +314,7 @@ func (c *Cache) newDevice(d gpubackend.Device, info gpubackend.Info, o Options) 
 	own.room, err = residency.New(zeroed{d, own.moves}, residency.Options{
 		Share: cmp.Or(o.UserShare, 1), Eviction: o.Eviction, Log: o.Log, Pinned: c.pinned, Tenants: o.Tenants,
 		Recall: own.kept.recall, Delay: delay,
-		Patience: func() time.Duration { return c.clean.LongestPatience() },
+		Patience: func() time.Duration { return c.clean.LongestPatience() }, Name: processName,
 	})
 	return own, err
 }

@@ -133,6 +133,19 @@ func (f *File) settlePendingLocked(ctx context.Context, pending []lrc.Pending) e
 	return nil
 }
 
+// collectRangesLocked is collectLocked for the first most pages of ranges.
+func (f *File) collectRangesLocked(ctx context.Context, ranges []page.Range, most int64) error {
+	for left := page.Index(most); len(ranges) > 0 && left > 0; ranges = ranges[1:] {
+		rg := ranges[0]
+		rg.End = min(rg.End, rg.Start+left)
+		left -= page.Index(rg.Len())
+		if err := f.collectLocked(ctx, rg, false); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // collectSomeLocked brings home what devices released of the pages of rg before next. It stops at holdCollect pending
 // pages.
 func (f *File) collectSomeLocked(ctx context.Context, rg page.Range) (next page.Index, err error) {

@@ -2,7 +2,6 @@ package pagecache
 
 import (
 	"context"
-	"os"
 	"slices"
 	"syscall"
 	"testing"
@@ -103,7 +102,7 @@ func TestChargeEndsWithTheMapping(t *testing.T) {
 	h.silent.Store(true)
 	h.beside.use(0, 2).Done()
 	_, err := h.m.cache.Use(context.Background(), []Use{h.beside.over(0, 8)},
-		UseOptions{Nested: true, Process: uint32(os.Getpid())})
+		UseOptions{Nested: true})
 	require.ErrorIs(t, err, syscall.EDEADLK, "nobody waits for it")
 	require.EqualValues(t, hoards, h.charged())
 	h.end()

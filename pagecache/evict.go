@@ -128,20 +128,26 @@ func (f *File) evict(ctx context.Context, h *holding, of *residency.Extent, copi
 		}
 	}
 	orphan := f.orphan && !moves
-	// Collect in parts, so that requests get the lock in between.
-	for rest := x.pages(); idle() && !orphan && !rest.Empty(); {
-		var err error
-		if rest.Start, err = f.collectSomeLocked(ctx, rest); err != nil {
+	// Bring home what h released, in parts, so that requests get the lock in between. What other devices released of the
+	// same part of the file stays there: home may be full.
+	for own := pendingOf(&f.lrc, x.pages(), h.owner); idle() && !orphan && len(own) > 0; {
+		if f.collectRangesLocked(ctx, own, holdCollect) != nil {
 			return false
 		}
 		f.mu.Unlock()
 		f.mu.Lock()
+		left := pendingOf(&f.lrc, x.pages(), h.owner)
+		if slices.Equal(left, own) {
+			break // they are draining
+		}
+		own = left
 	}
 	if !idle() {
 		return false
 	}
 	plan := f.lrc.BeginEvict(x.pages(), h.owner)
-	if !orphan && (plan.Draining || f.collectLocked(ctx, x.pages(), false) != nil) {
+	if !orphan && (plan.Draining || f.collectRangesLocked(ctx, pendingOf(&f.lrc, x.pages(), h.owner),
+		x.pages().Len()) != nil || len(pendingOf(&f.lrc, x.pages(), h.owner)) > 0) {
 		plan.Abort()
 		return false
 	}

@@ -11,6 +11,7 @@ import (
 	humanize "github.com/dustin/go-humanize"
 
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/lrc"
 	"github.com/gaiafs/gaiafs/versions"
 )
 
@@ -123,10 +124,14 @@ func covered(ranges []page.Range) (out []page.Range) {
 	return out
 }
 
+// leastGroup is the size of a list of ranges up to which a group is opened even if --host-memory is full. A client may
+// open many groups.
+const leastGroup = leastList / 4
+
 // open claims the pages of the group, and brings home what was released of them.
 func (g *Group) open(ctx context.Context) error {
 	g.c.memory.charge(memoryGroups, g.host)
-	if g.host > leastList && !g.c.makeRoom(0) {
+	if g.host > leastGroup && !g.c.makeRoom(0) {
 		g.c.memory.charge(memoryGroups, -g.host)
 		return fail(syscall.ENOMEM, "the list of the group's ranges takes %s of host memory, of which %s are left; use fewer ranges, "+
 			"or mount with a larger --host-memory", humanize.IBytes(uint64(g.host)),
@@ -187,15 +192,9 @@ func (p *groupPart) bringHome(ctx context.Context) error {
 		if err := p.f.mu.LockIn(ctx); err != nil {
 			return err
 		}
-		pending := p.pendingLocked()
-		for left := page.Index(holdCollect); len(pending) > 0 && left > 0; pending = pending[1:] {
-			rg := pending[0]
-			rg.End = min(rg.End, rg.Start+left)
-			left -= page.Index(rg.Len())
-			if err := p.f.collectLocked(ctx, rg, false); err != nil {
-				p.f.mu.Unlock()
-				return err
-			}
+		if err := p.f.collectRangesLocked(ctx, p.pendingLocked(), holdCollect); err != nil {
+			p.f.mu.Unlock()
+			return err
 		}
 		done := len(p.pendingLocked()) == 0
 		p.f.mu.Unlock()
@@ -207,12 +206,12 @@ func (p *groupPart) bringHome(ctx context.Context) error {
 
 // pendingLocked returns the pages that the device released and home does not have yet.
 func (p *groupPart) pendingLocked() []page.Range {
-	return intersect(p.f.pendingOfLocked(p.span(), p.h.owner), p.pages)
+	return intersect(pendingOf(&p.f.lrc, p.span(), p.h.owner), p.pages)
 }
 
-// pendingOfLocked returns the pages of rg that owner o released and home does not have yet.
-func (f *File) pendingOfLocked(rg page.Range, o versions.Owner) (pages []page.Range) {
-	for _, x := range f.lrc.PendingOf(rg, o) {
+// pendingOf returns the pages of rg that owner o released and home does not have yet.
+func pendingOf(f *lrc.File, rg page.Range, o versions.Owner) (pages []page.Range) {
+	for _, x := range f.PendingOf(rg, o) {
 		pages = page.AppendRange(pages, x.Range)
 	}
 	return pages

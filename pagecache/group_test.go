@@ -472,10 +472,13 @@ func TestWaitingForAVersion(t *testing.T) {
 	p.unmap()
 	require.ErrorIs(t, ended(second), syscall.EPIPE)
 
-	third := wait(reader, 2) // for a writer that begins later
+	require.ErrorIs(t, ended(wait(reader, 2)), syscall.EPIPE, "nobody waited when the writer ended")
+	newer := m.run(src, 0, 0, page.Size, false)
+	third := wait(newer, 2) // for a writer that begins later
 	waits()
-	reader.unmap()
+	newer.unmap()
 	require.ErrorIs(t, ended(third), syscall.EINVAL)
+	reader.unmap()
 
 	again := m.run(src, 0, 0, page.Size, false)
 	require.NoError(t, ended(wait(again, 1)), "the version outlives the mappings")

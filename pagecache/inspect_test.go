@@ -117,3 +117,38 @@ func TestVerifyTellsWhatDiffers(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, Verification{Equal: pages - 2, Stale: 1, Different: 1, Where: []page.Index{5}}, v)
 }
+
+// TestEvictBesideWhatHomeDoesNotTake: while home is full, what one device has released stays there. The same part of the
+// file leaves another device nevertheless, and makes room there.
+func TestEvictBesideWhatHomeDoesNotTake(t *testing.T) {
+	m := newMachine(t, 3, memory(2<<20))
+	src, other := m.file(2<<20), m.file(2<<20)
+	p, r, both := m.run(src, 0, 0, 2<<20, true), m.run(src, 1, 0, 2<<20, false), m.run(src, 2, 0, 2<<20, true)
+	r.unmap()
+	p.store(0, 1)
+	p.store(8*page.Size, 2)
+	both.store(8*page.Size+1, 3)
+	src.home.fail(syscall.ENOSPC)
+	p.release()
+	both.release()
+	p.unmap()
+	both.unmap()
+	ctx := context.Background()
+	e, err := m.cache.Evict(ctx, src.id, 1)
+	require.NoError(t, err)
+	require.Equal(t, Eviction{Freed: 2 << 20}, e)
+	m.run(other, 1, 0, 1, false).unmap()
+	for device := range 3 {
+		e, err = m.cache.Evict(ctx, src.id, device)
+		require.NoError(t, err)
+		if device != 1 {
+			require.EqualValues(t, 2<<20, e.Kept, "device %d", device)
+			require.Contains(t, e.Error, "no space left")
+		}
+	}
+	require.Equal(t, []byte{1}, src.read(t, 0, 1))
+	require.Equal(t, []byte{2, 3}, src.read(t, 8*page.Size, 2))
+	src.home.fail(nil)
+	require.NoError(t, src.attached.Sync(ctx, func() error { return nil }))
+	require.Equal(t, []byte{2, 3}, src.home.data[8*page.Size:8*page.Size+2])
+}

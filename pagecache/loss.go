@@ -143,7 +143,7 @@ func (f *File) letGoLocked(d *device) {
 
 func (f *File) letGoOfLocked(h *holding) {
 	d := h.dev
-	runs := f.pendingOfLocked(page.Range{End: f.lrc.End()}, h.owner)
+	runs := pendingOf(&f.lrc, page.Range{End: f.lrc.End()}, h.owner)
 	for _, rg := range runs {
 		f.spoilViews(rg) // the views may have them
 	}

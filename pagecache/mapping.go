@@ -130,7 +130,7 @@ func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, 
 		return nil, err
 	}
 	who := tenants.Process{User: req.User, Cgroup: req.Cgroup, Name: req.Tenant, Files: []string{src.Name()}}
-	tenant, err := dev.tenant(who, req.Limited)
+	tenant, err := dev.tenant(who, req.Process, req.Limited)
 	if err != nil {
 		return nil, err
 	}
@@ -154,6 +154,7 @@ func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, 
 		m.readAhead.Resize(m.pages.End)
 	}
 	m.start()
+	c.publications.greet(m)
 	ctx = mover.WithTenant(ctx, req.User)
 	for tries := 0; ; tries++ {
 		if err = m.begin(ctx, src); err == nil {

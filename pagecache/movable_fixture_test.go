@@ -3,7 +3,6 @@ package pagecache
 import (
 	"context"
 	"crypto/rand"
-	"os"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -202,7 +201,7 @@ func (c *traveller) mapped() int {
 // try begins a bracket over extents [from, to) of the mapping, without waiting for others.
 func (c *traveller) try(from, to int) (*Bracket, error) {
 	return c.m.cache.Use(context.Background(), []Use{c.over(from, to)},
-		UseOptions{Nested: true, Process: uint32(os.Getpid())})
+		UseOptions{Nested: true})
 }
 
 func (c *traveller) over(from, to int) Use {

@@ -26,9 +26,10 @@ type publication struct {
 	// state is twice the version of the last published group, 0 if there was none, plus one while a group is being
 	// published. It is changed with publications.mu held.
 	state atomic.Uint64
-	// steady counts acquires that groups wait for, writers counts mappings that have begun groups. Protected by
-	// publications.mu.
+	// steady counts acquires that groups wait for, writers counts mappings that have begun groups, and ends how often the
+	// last writer ended. Protected by publications.mu.
 	steady, writers int
+	ends            uint64
 }
 
 // mostLeft is the most files without a File whose versions are kept.
@@ -168,23 +169,40 @@ func (c *Cache) atOneVersion(ctx context.Context, files []*File, acquire func() 
 	}
 }
 
-// awaitVersion waits until a group of one of the files has been published with at least this version. It fails with
-// EPIPE when the last program that began groups of them ends, because nobody is left to publish one.
-func (c *Cache) awaitVersion(ctx context.Context, files []*File, least uint64) error {
-	had := false
+// awaitVersion waits until a group of one of the windows' files has been published with at least this version. It fails
+// with EPIPE if no program begins groups of them any more, and one did since a window was made: nobody is left to
+// publish one. That does not depend on whether somebody was waiting when the last of these programs ended.
+func (c *Cache) awaitVersion(ctx context.Context, windows []Window, files []*File, least uint64) error {
 	return c.publications.until(ctx, func() (bool, error) {
 		_, version, _ := look(files)
-		writers := 0
+		writers, ended := 0, false
 		for _, f := range files {
 			writers += f.published.writers
 		}
-		if version < least && had && writers == 0 {
+		for _, w := range windows {
+			ended = ended || ends(w.files()) > w.lifeOf().saw
+		}
+		if version < least && ended && writers == 0 {
 			return false, fail(syscall.EPIPE, "the program that wrote %s ended before version %d; the file has version %d",
 				files[0].Name(), least, version)
 		}
-		had = writers > 0
 		return version >= least, nil
 	})
+}
+
+// ends returns how often the last writer of a file ended, for all the files. publications.mu is held.
+func ends(files []*File) (n uint64) {
+	for _, f := range files {
+		n += f.published.ends
+	}
+	return n
+}
+
+// greet notes for a new window how often the last writers of its files have ended.
+func (p *publications) greet(w Window) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	w.lifeOf().saw = ends(w.files())
 }
 
 // wrote counts one more mapping of the file that has begun groups, or with -1 the end of such a mapping.
@@ -192,6 +210,9 @@ func (p *publications) wrote(f *File, mappings int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	f.published.writers += mappings
+	if mappings < 0 && f.published.writers == 0 {
+		f.published.ends++
+	}
 	p.movedLocked()
 }
 

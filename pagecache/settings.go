@@ -151,9 +151,9 @@ func (c *Cache) SetTenants(list []Tenant) error {
 	return residency.SetTenants(rooms, list)
 }
 
-// tenant returns who is charged for the mappings of a process. EACCES if the process may not be the tenant that it
-// names.
-func (d *device) tenant(p tenants.Process, limited bool) (residency.Tenant, error) {
+// tenant returns who is charged for the mappings of a process, whose number is for messages. EACCES if the process may
+// not be the tenant that it names.
+func (d *device) tenant(p tenants.Process, number uint32, limited bool) (residency.Tenant, error) {
 	account, err := d.room.Account(p)
-	return residency.Tenant{User: p.User, Limited: limited, Account: account}, err
+	return residency.Tenant{User: p.User, Limited: limited, Process: number, Account: account}, err
 }

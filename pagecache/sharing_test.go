@@ -111,7 +111,7 @@ func TestKeptMemoryIsOfTheBudget(t *testing.T) {
 	src := m.noisyFile(extentBytes)
 	_, err := m.cache.Map(t.Context(), src, MapRequest{Len: extentBytes, User: bob})
 	require.ErrorIs(t, err, syscall.ENOMEM)
-	require.ErrorContains(t, err, "kept by clients that unmapped it")
+	require.ErrorContains(t, err, "kept by programs that unmapped them")
 	kept[2].giveUp()
 	p := m.as(bob, src, false)
 	require.True(t, bytes.Equal(src.home.data, p.all()))

@@ -24,7 +24,7 @@ type ViewRequest struct {
 	Alignment int64          // of each segment in the view
 	Lazy      bool           // nobody will call Fill
 	Launder   bool           // the fill first flushes the kernel's dirty pages of the files
-	Process   uint32
+	Process   uint32         // as in MapRequest
 	User      uint32
 	Limited   bool
 	// Cgroup is as in MapRequest.
@@ -75,7 +75,7 @@ func (c *Cache) OpenView(ctx context.Context, sources []Source, req ViewRequest)
 		names[i] = src.Name()
 	}
 	by, err := dev.tenant(tenants.Process{User: req.User, Cgroup: req.Cgroup, Name: req.Tenant, Files: names},
-		req.Limited)
+		req.Process, req.Limited)
 	if err != nil {
 		return nil, err
 	}
@@ -89,6 +89,7 @@ func (c *Cache) OpenView(ctx context.Context, sources []Source, req ViewRequest)
 	}
 	m := &ViewMapping{v: v, req: req}
 	m.start()
+	c.publications.greet(m)
 	m.calls.Add(1) // Close may Unmap it from now on, and waits
 	err = m.begin(ctx, req, by)
 	m.calls.Done()

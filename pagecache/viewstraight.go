@@ -39,7 +39,7 @@ func (p *viewPart) straightLocked(rg page.Range) (of map[*holding][]page.Range, 
 	for h, pages := range of {
 		for o := range f.holdings { // pages released by several owners have to be merged
 			if o != h.owner {
-				pages = subtract(pages, f.pendingOfLocked(rg, o))
+				pages = subtract(pages, pendingOf(&f.lrc, rg, o))
 			}
 		}
 		pages = subtract(pages, f.doubt)

@@ -63,6 +63,9 @@ func (t tenantTable) tenant() (of pagecache.Tenant, err error) {
 		if err := bytes.Set(s.text); err != nil {
 			return of, fmt.Errorf("%s: %w", s.name, err)
 		}
+		if bytes == 0 {
+			return of, fmt.Errorf("%s: 0 is not possible; leave it out for none", s.name)
+		}
 		*s.into = int64(bytes)
 	}
 	return of, t.whose(&of)

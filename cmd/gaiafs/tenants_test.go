@@ -56,8 +56,11 @@ users = ["*"]
 		"there are two tenants \"user 1\"":                                         "[[tenant]]\nuser = 1\n[[tenant]]\nuser = 1",
 		"there is no \"tenant.share\"":                                             "[[tenant]]\nuser = 1\nshare = 3",
 		"maximum: \"much\" is not a size":                                          "[[tenant]]\nuser = 1\nmaximum = \"much\"",
-		"line 1":                                                                   "tenant",
-		"more is guaranteed to it than it may own":                                 "[[tenant]]\nuser = 1\nmaximum = \"1M\"\nguaranteed = \"2M\"",
+		"tenant 1: maximum: 0 is not possible; leave it out for none":              "[[tenant]]\nuser = 1\nmaximum = \"0\"",
+		"tenant 1: maximum-pinned: 0 is not possible; leave it out for none":       "[[tenant]]\nuser = 1\nmaximum-pinned = \"0\"",
+		"tenant 1: guaranteed: 0 is not possible; leave it out for none":           "[[tenant]]\nuser = 1\nguaranteed = \"0.1\"",
+		"line 1": "tenant",
+		"more is guaranteed to it than it may own": "[[tenant]]\nuser = 1\nmaximum = \"1M\"\nguaranteed = \"2M\"",
 	} {
 		_, err := parseTenants(text)
 		require.ErrorContains(t, err, says)

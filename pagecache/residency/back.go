@@ -141,20 +141,14 @@ func (d *Device) winner(b *batch, most int64) (*Extent, tenants.ID) {
 	return nil, tenants.Nobody
 }
 
-// claimLocked counts n more bytes of the device's own memory as a tenant's, so that the tenant cannot exceed its
-// maximum meanwhile. It reports false if the tenant would own too much. Device.mu is held.
+// claimLocked counts n more bytes of the device's own memory as a tenant's, so that the tenant cannot exceed its limit
+// meanwhile. It reports false if the tenant would own too much. Device.mu is held.
 func (d *Device) claimLocked(id tenants.ID, n int64) bool {
-	if !d.mayOwnLocked(id, n) {
+	if !d.ledger.May(id, n) {
 		return false
 	}
 	d.ledger.Add(id, n)
 	return true
-}
-
-// mayOwnLocked reports whether a tenant may own n more bytes of the device's own memory. Device.mu is held.
-func (d *Device) mayOwnLocked(id tenants.ID, n int64) bool {
-	most := d.ledger.Most(id)
-	return most == 0 || d.ledger.Owned(id)+n <= most
 }
 
 // claim is claimLocked for callers that do not hold Device.mu.

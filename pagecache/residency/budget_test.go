@@ -53,7 +53,7 @@ func TestBudgetGrows(t *testing.T) {
 	k := newKey(t, d)
 	_, err := d.Reserve(context.Background(), k, Request{Pages: granules(0, 3), Size: granule,
 		By: Tenant{User: 1, Limited: true}})
-	require.ErrorContains(t, err, "no user may map more than 128 KiB of its 256 KiB")
+	require.ErrorContains(t, err, "user 1 may map no more than 128 KiB of its 256 KiB and maps 0 B already")
 	d.SetShare(1)
 	pin, err := d.Reserve(context.Background(), k, Request{Pages: granules(0, 4), Size: granule,
 		By: Tenant{User: 1, Limited: true}})

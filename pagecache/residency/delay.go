@@ -184,7 +184,7 @@ func (d *Device) delay(wants []Want, by tenants.ID) (stay delayed) {
 // fitsOwnLocked reports whether a tenant can have so many more bytes of the device's own memory although no extent
 // leaves. Device.mu is held.
 func (d *Device) fitsOwnLocked(id tenants.ID, bytes int64) bool {
-	return d.taken+d.promised+bytes <= d.budget && d.mayOwnLocked(id, bytes)
+	return d.taken+d.promised+bytes <= d.budget && d.ledger.May(id, bytes)
 }
 
 // accessedLocked counts an acquire of x, or a release that changed it. Device.mu is held.
@@ -271,7 +271,7 @@ func (d *Device) swapIn(ctx context.Context, x *Extent, id tenants.ID) (bool, er
 	d.ledger.Add(id, x.size) // while victims are chosen, also beyond the maximum
 	d.mu.Unlock()
 	defer d.unclaim(id, x.size)
-	for d.room() < x.size || d.over(id) {
+	for d.room() < x.size || d.over(id, x.size) {
 		ok, err := d.evict(ctx, TierVRAM, id, ForBracket, sparing{copied: true}, x.size-d.room())
 		if !ok || err != nil {
 			return false, err

@@ -33,6 +33,8 @@ type Options struct {
 	// Recall asks clients to end the brackets that they keep without need. It is called before a victim is chosen,
 	// without locks, and may wait for clients. nil means that there is nothing to recall.
 	Recall func(ctx context.Context)
+	// Name returns the name of a process for messages, or "". nil: none has a name.
+	Name func(process uint32) string
 	// Log receives messages that no caller waits for.
 	Log *slog.Logger
 }

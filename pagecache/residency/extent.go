@@ -64,7 +64,7 @@ type Extent struct {
 
 	id         policy.ID      // protected by Device.mu
 	owner      tenants.ID     // the first of mappers, or the last one there was; protected by Device.mu
-	mappers    []tenants.ID   // one for each pin except Keep's, in order; protected by Device.mu
+	mappers    []*Pin         // except Keep's, in order; protected by Device.mu
 	counted    Tier           // the tier in whose account x is counted, TierNone: in none; protected by Device.mu
 	state      state          // protected by Device.mu
 	pins       map[uint32]int // number of pins by user; protected by Device.mu

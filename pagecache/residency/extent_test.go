@@ -113,12 +113,12 @@ func TestRefusals(t *testing.T) {
 	k := newKey(t, d)
 	_, err := k.take(0, 0, 5)
 	require.ErrorIs(t, err, syscall.ENOMEM)
-	require.ErrorContains(t, err, "the mapping needs 512 KiB on device 0, whose budget is 256 KiB")
+	require.ErrorContains(t, err, "the mapping needs 512 KiB of device 0, whose budget is 256 KiB")
 	_, err = k.take(0, filePages/granulePages-1, filePages/granulePages)
 	require.ErrorIs(t, err, syscall.EOVERFLOW)
 	_, err = k.take(7, 0, 3)
 	require.ErrorIs(t, err, syscall.ENOMEM)
-	require.ErrorContains(t, err, "no user may map more than 128 KiB of its 256 KiB")
+	require.ErrorContains(t, err, "user 7 may map no more than 128 KiB of its 256 KiB and maps 0 B already")
 	require.Zero(t, d.Status().Extents)
 }
 

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"syscall"
 	"time"
 
@@ -27,8 +26,6 @@ type Want struct {
 // Asking says who asks for a grant, and on what terms.
 type Asking struct {
 	By Tenant
-	// Process is the client's process, for messages.
-	Process uint32
 	// Nested means that the caller holds a grant that it keeps until it gets this one. So it must not wait.
 	Nested bool
 	// Patience is how long the caller waits for others to give their grants back.
@@ -117,14 +114,14 @@ func (d *Device) Grant(ctx context.Context, wants []Want, a Asking) (*Grant, err
 		if a.Nested {
 			return nil, refuse(syscall.EDEADLK,
 				"there is no memory for a bracket within another one, which would wait for others "+
-					"while they may wait for it; ask for all ranges in one bracket. %s%s", d.holders(), d.maxima(a.By.id()))
+					"while they may wait for it; ask for all ranges in one bracket. %s%s", d.holders(a.By), d.maxima(a.By.id()))
 		}
 		select {
 		case <-changed:
 		case <-time.After(keptTick * 16): // clients do not report when they give back unmapped memory
 		case <-timeout.C:
 			return nil, refuse(syscall.ETIMEDOUT, "the bracket waited %v for %s on device %d. %s%s", a.Patience,
-				humanize.IBytes(uint64(need(wants))), d.info.Ordinal, d.holders(), d.maxima(a.By.id()))
+				humanize.IBytes(uint64(need(wants))), d.info.Ordinal, d.holders(a.By), d.maxima(a.By.id()))
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
@@ -143,6 +140,7 @@ func need(wants []Want) (bytes int64) {
 func (d *Device) admitAll(wants []Want, by tenants.ID) error {
 	budget := d.Budget()
 	most := budget + d.pinned.forExtents()
+	var sizes, mine []int64
 	bytes, made := int64(0), int64(0)
 	for _, w := range wants {
 		pieces, n := plan(w.Key.Extents(Aligned(w.Pages, w.Size)), w.Pages, w.Size, d.info.Granularity, most)
@@ -151,33 +149,76 @@ func (d *Device) admitAll(wants []Want, by tenants.ID) error {
 				humanize.IBytes(uint64(last.bytes())))
 		}
 		if bytes += n; bytes > most {
-			return refuse(syscall.ENOMEM, "the bracket needs %s on device %d, whose budget is %s, and there are %s of pinned memory; "+
-				"use less at once, or raise gpu-memory or pinned-memory with 'gaiafs set'",
-				humanize.IBytes(uint64(max(need(wants), bytes))),
-				d.info.Ordinal, humanize.IBytes(uint64(budget)), humanize.IBytes(uint64(d.pinned.forExtents())))
+			break
 		}
 		for _, of := range pieces {
-			if of.x == nil || d.gains(by, of.x) || d.gainsPinned(by, of.x) {
-				made += of.bytes()
-			}
+			sizes = append(sizes, of.bytes())
 		}
+		owned, more := d.toOwn(by, pieces)
+		mine, made = append(mine, owned...), made+more
 	}
-	if own, pinned := d.mostOf(by); made > own+pinned {
-		return refuse(syscall.ENOMEM, "the bracket needs %s more on device %d, but %s may own no more than %s of it and %s of pinned memory "+
-			"(the maxima of tenant %s); use less at once, or change the maxima with 'gaiafs set MOUNTPOINT tenants=FILE'",
-			humanize.IBytes(uint64(made)), d.info.Ordinal, by, humanize.IBytes(uint64(own)),
+	if bytes > most || !packs(sizes, budget, d.pinned.forExtents()) {
+		return refuse(syscall.ENOMEM, "the bracket needs %s on device %d, whose budget is %s, and there are %s of pinned memory; "+
+			"use less at once, or raise gpu-memory or pinned-memory with 'gaiafs set'",
+			humanize.IBytes(uint64(max(need(wants), bytes))),
+			d.info.Ordinal, humanize.IBytes(uint64(budget)), humanize.IBytes(uint64(d.pinned.forExtents())))
+	}
+	if own, pinned := d.mostOf(by); made > 0 && !packs(mine, own, pinned) {
+		return refuse(syscall.ENOMEM, "the bracket needs %s on device %d, but %s may own no more than %s of it and %s of pinned memory "+
+			"(the maxima of tenant %s, and the guarantees of others); use less at once, or change the file of tenants with "+
+			"'gaiafs set MOUNTPOINT tenants=FILE'",
+			humanize.IBytes(uint64(sum(mine))), d.info.Ordinal, by, humanize.IBytes(uint64(own)),
 			humanize.IBytes(uint64(pinned)), by)
 	}
 	return nil
 }
 
+// toOwn returns the sizes of the pieces that a tenant owns once a bracket of it uses them, and how many bytes of them it
+// does not own yet.
+func (d *Device) toOwn(id tenants.ID, pieces []piece) (sizes []int64, more int64) {
+	for _, of := range pieces {
+		gains := of.x == nil || d.gains(id, of.x) || d.gainsPinned(id, of.x)
+		d.mu.Lock()
+		owns := of.x != nil && of.x.owner == id
+		d.mu.Unlock()
+		if gains {
+			more += of.bytes()
+		}
+		if gains || owns {
+			sizes = append(sizes, of.bytes())
+		}
+	}
+	return sizes, more
+}
+
+// packs reports whether extents of these sizes, which are powers of two, fit into memories of a and b bytes.
+func packs(sizes []int64, a, b int64) bool {
+	sizes = slices.Clone(sizes)
+	slices.Sort(sizes)
+	for _, n := range slices.Backward(sizes) { // the largest first: then it does not matter where one goes
+		switch {
+		case n <= a:
+			a -= n
+		case n <= b:
+			b -= n
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+func sum(sizes []int64) (bytes int64) {
+	for _, n := range sizes {
+		bytes += n
+	}
+	return bytes
+}
+
 // mostOf returns what a tenant may own of the device, and of pinned memory.
 func (d *Device) mostOf(id tenants.ID) (own, pinned int64) {
 	d.mu.Lock()
-	own = d.budget
-	if most := d.ledger.Most(id); most > 0 {
-		own = min(own, most)
-	}
+	own = d.ledger.Reach(id)
 	d.mu.Unlock()
 	return own, d.pinned.most(id)
 }
@@ -213,7 +254,7 @@ func (d *Device) queue(ctx context.Context, a *Asking) error {
 	case <-timeout.C:
 		err := refuse(syscall.ETIMEDOUT, "the bracket waited %v behind earlier brackets on device %d. %s",
 			a.Patience,
-			d.info.Ordinal, d.holders())
+			d.info.Ordinal, d.holders(a.By))
 		d.unqueue(a)
 		return err
 	}
@@ -228,43 +269,14 @@ func (d *Device) unqueue(a *Asking) {
 	}
 }
 
-// holders says who holds what, for error messages.
-func (d *Device) holders() string {
-	d.mu.Lock()
-	var list []*Grant
-	granted := int64(0)
-	for g := range d.grants {
-		list = append(list, g)
-		granted += g.bytes
-	}
-	mapped := d.mapped
-	d.mu.Unlock()
-	slices.SortFunc(list, func(a, b *Grant) int { return cmp.Compare(b.bytes, a.bytes) })
-	var words []string
-	for i, g := range list {
-		if i == 8 {
-			words = append(words, fmt.Sprintf("and %d more brackets", len(list)-i))
-			break
-		}
-		words = append(words, fmt.Sprintf("process %d holds %s for %v", g.process, humanize.IBytes(uint64(g.bytes)),
-			time.Since(g.since).Round(time.Millisecond)))
-	}
-	if rest := mapped - granted; rest > 0 {
-		words = append(words, humanize.IBytes(uint64(rest))+" are in mappings that do not move")
-	}
-	if len(words) == 0 {
-		return "nobody holds a bracket: the memory is kept by programs outside of gaiafs, or cannot be written back"
-	}
-	return strings.Join(words, "; ")
-}
-
 // tryGrant pins all of wants, or nothing. errFull: others hold what it needs.
 func (d *Device) tryGrant(
 	ctx context.Context, wants []Want, a *Asking, allocate allocator, fit fitter,
 ) (_ *Grant, err error) {
-	g := &Grant{dev: d, process: a.Process, since: time.Now()}
+	g := &Grant{dev: d, process: a.By.Process, since: time.Now()}
 	defer func() {
 		if err != nil {
+			err = d.explain(err, "the bracket", need(wants), a.By, g.pins...)
 			for _, p := range g.pins {
 				p.failed = true
 				p.Free()
@@ -304,10 +316,12 @@ func (d *Device) tryGrant(
 func (p *Pin) join(ctx context.Context, x *Extent) error {
 	d, id := p.dev, p.by.id()
 	if d.gains(id, x) {
-		if !d.claim(id, x.size) {
+		if end := d.asks(id, x); end != nil {
+			defer end()
+		}
+		if d.over(id, 0) {
 			return nil
 		}
-		defer d.unclaim(id, x.size)
 	}
 	p.promote(ctx, x)
 	if d.gainsPinned(id, x) {
@@ -399,7 +413,7 @@ func (d *Device) fitsPinned(ctx context.Context, id tenants.ID) error {
 
 // fits is the fitter of a grant that needs no room.
 func (d *Device) fits(_ context.Context, _ *Extent, by Tenant) error {
-	if d.over(by.id()) {
+	if d.over(by.id(), 0) {
 		return errFull
 	}
 	return nil
@@ -409,7 +423,7 @@ func (d *Device) fits(_ context.Context, _ *Extent, by Tenant) error {
 // memory. It fails with errFull if others use x, or the memory that x needs.
 func (d *Device) house(ctx context.Context, x *Extent, by Tenant) error {
 	id := by.id()
-	if err := d.lessen(ctx, id); err != nil || !d.over(id) {
+	if err := d.lessen(ctx, id); err != nil || !d.over(id, 0) {
 		return err
 	}
 	mine, _, err := d.turn(ctx)

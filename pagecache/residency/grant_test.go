@@ -55,7 +55,7 @@ func (k *key) want(from, to page.Index) Want {
 
 func (k *key) grant(nested bool, from, to page.Index) (*Grant, error) {
 	return k.d.Grant(context.Background(), []Want{k.want(from, to)},
-		Asking{Nested: nested, Patience: patient, Process: 7})
+		Asking{Nested: nested, Patience: patient, By: Tenant{Process: 7}})
 }
 
 func (k *key) tiers() (list []Tier) {
@@ -90,7 +90,7 @@ func TestGrantIsWhole(t *testing.T) {
 	require.NoError(t, err)
 	_, err = b.grant(true, 0, 2)
 	require.ErrorIs(t, err, syscall.EDEADLK)
-	require.ErrorContains(t, err, "process 7 holds 128 KiB")
+	require.ErrorContains(t, err, "process 7 holds 128 KiB in a bracket for")
 	require.EqualValues(t, 2*granule, d.Status().Mapped)
 	more, err := a.grant(true, 2, 3)
 	require.NoError(t, err, "the failed grant has given back what it got")
@@ -107,7 +107,7 @@ func TestGrantWaitsWithoutLooking(t *testing.T) {
 	g, err := a.grant(false, 0, 2)
 	require.NoError(t, err)
 	const waits = 4 * 16 * keptTick
-	_, err = d.Grant(t.Context(), []Want{b.want(0, 2)}, Asking{Patience: waits, Process: 7})
+	_, err = d.Grant(t.Context(), []Want{b.want(0, 2)}, Asking{Patience: waits, By: Tenant{Process: 7}})
 	require.ErrorIs(t, err, syscall.ETIMEDOUT)
 	require.Less(t, b.asked.Load(), int64(100))
 	g.Free()

@@ -3,9 +3,6 @@ package residency
 import (
 	"cmp"
 	"slices"
-	"syscall"
-
-	humanize "github.com/dustin/go-humanize"
 
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache/residency/policy"
@@ -17,6 +14,8 @@ type Tenant struct {
 	User uint32
 	// Limited means that the user may map no more than a share of the device.
 	Limited bool
+	// Process is the client's process, for messages; 0: none.
+	Process uint32
 	// Account names the tenant whose memory it is; "" means the user's.
 	Account tenants.ID
 }
@@ -146,7 +145,7 @@ func (d *Device) pinLocked(x *Extent, p *Pin) {
 			x.had = append(x.had, p.by.User)
 		}
 		x.pins[p.by.User]++
-		x.mappers = append(x.mappers, p.by.id())
+		x.mappers = append(x.mappers, p)
 		d.ownFirstLocked(x)
 	}
 	if x.mapped++; x.mapped == 1 {
@@ -166,7 +165,7 @@ func (d *Device) unpinLocked(x *Extent, p *Pin) {
 	if p.keeps {
 		x.kept--
 	} else {
-		d.unmappedLocked(x, p.by)
+		d.unmappedLocked(x, p)
 	}
 	if p.recalls {
 		x.recalls--
@@ -200,13 +199,14 @@ func (x *Extent) keptLocked() {
 	x.dev.rule.Note(policy.Event{Kind: kind, ID: x.id})
 }
 
-// unmappedLocked removes a tenant's mapping of x. Device.mu is held.
-func (d *Device) unmappedLocked(x *Extent, by Tenant) {
+// unmappedLocked removes p from the mappers of x. Device.mu is held.
+func (d *Device) unmappedLocked(x *Extent, p *Pin) {
+	by := p.by
 	if x.pins[by.User]--; x.pins[by.User] == 0 {
 		delete(x.pins, by.User)
 		d.dischargeLocked(by, x.size)
 	}
-	i := slices.Index(x.mappers, by.id())
+	i := slices.Index(x.mappers, p)
 	x.mappers = slices.Delete(x.mappers, i, i+1)
 	d.ownFirstLocked(x)
 }
@@ -214,11 +214,11 @@ func (d *Device) unmappedLocked(x *Extent, by Tenant) {
 // ownFirstLocked charges x to the first of those who map it. If nobody maps x, its owner does not change. Device.mu is
 // held.
 func (d *Device) ownFirstLocked(x *Extent) {
-	if len(x.mappers) == 0 || x.mappers[0] == x.owner {
+	if len(x.mappers) == 0 || x.mappers[0].by.id() == x.owner {
 		return
 	}
 	d.ownLocked(x.counted, x.owner, -x.size)
-	x.owner = x.mappers[0]
+	x.owner = x.mappers[0].by.id()
 	d.ownLocked(x.counted, x.owner, x.size)
 }
 
@@ -232,10 +232,7 @@ func (d *Device) charge(by Tenant, n int64) error {
 // chargeLocked is charge for callers that hold Device.mu.
 func (d *Device) chargeLocked(by Tenant, n int64) error {
 	if share := d.shareLocked(); by.Limited && d.charges[by.User]+n > share {
-		return refuse(syscall.ENOMEM, "user %d maps %s of device %d already, and no user may map more than %s of its %s, except root and "+
-			"who mounted; unmap something, or raise user-share with 'gaiafs set'", by.User,
-			humanize.IBytes(uint64(d.charges[by.User])),
-			d.info.Ordinal, humanize.IBytes(uint64(share)), humanize.IBytes(uint64(d.budget)))
+		return overShare
 	}
 	d.charges[by.User] += n
 	return nil

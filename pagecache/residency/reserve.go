@@ -3,6 +3,7 @@ package residency
 import (
 	"context"
 	"errors"
+	"slices"
 	"syscall"
 
 	humanize "github.com/dustin/go-humanize"
@@ -66,6 +67,10 @@ var errThere = errors.New("somebody else reserved these pages")
 // largest possible file, those of ctx and of the device. The caller must hold no lock that a Key may take.
 func (d *Device) Reserve(ctx context.Context, key Key, r Request) (*Pin, error) {
 	p := &Pin{dev: d, by: r.By, unzeroed: r.Unzeroed}
+	need := Aligned(r.Pages, r.Size).Bytes()
+	if r.Ends {
+		need = Aligned(r.Pages, d.info.Granularity).Bytes()
+	}
 	for rest := r.Pages; !rest.Empty(); {
 		pieces, bytes := plan(key.Extents(Aligned(rest, r.Size)), rest, r.Size, d.info.Granularity, d.Budget())
 		if r.Ends {
@@ -80,6 +85,7 @@ func (d *Device) Reserve(ctx context.Context, key Key, r Request) (*Pin, error) 
 			rest.Start = pieces[i].pages.End
 		}
 		if err != nil {
+			err = d.explain(err, "the mapping", need, r.By, p)
 			p.Free()
 			return nil, err
 		}
@@ -87,53 +93,62 @@ func (d *Device) Reserve(ctx context.Context, key Key, r Request) (*Pin, error) 
 	return p, nil
 }
 
-// fitter makes sure that a tenant stays within its maximum, with x counted, which it does not map yet.
+// fitter makes sure that a tenant owns no more than it may, with x counted, which it does not map yet.
 type fitter func(ctx context.Context, x *Extent, by Tenant) error
 
-// afford is take. If the tenant would become x's owner and thereby exceed its maximum, fit must make it own less first.
+// afford is take. If the tenant would become x's owner and thereby own more than it may, fit must make room first.
 func (p *Pin) afford(ctx context.Context, key Key, of piece, allocate allocator, fit fitter) (bool, error) {
 	d, owner := p.dev, p.by.id()
-	if of.x != nil && d.asks(owner, of.x) {
-		err := fit(ctx, of.x, p.by)
-		d.mu.Lock()
-		d.ledger.Add(owner, -of.x.size)
-		d.mu.Unlock()
-		if err != nil {
-			return false, err
+	if of.x != nil {
+		if end := d.asks(owner, of.x); end != nil {
+			err := fit(ctx, of.x, p.by)
+			if end(); err != nil {
+				return false, err
+			}
 		}
 	}
 	return p.take(ctx, key, of, allocate)
 }
 
-// asks counts x as a tenant's, if the tenant has a maximum and would own x by mapping it. It reports whether it did.
-func (d *Device) asks(owner tenants.ID, x *Extent) bool {
+// asks counts x as a tenant's until end is called, if the tenant has a limit and would own x by mapping it. Otherwise
+// end is nil.
+func (d *Device) asks(owner tenants.ID, x *Extent) (end func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if !d.gainsLocked(owner, x) {
-		return false
+		return nil
 	}
+	from := x.owner
+	d.ledger.Add(from, -x.size)
 	d.ledger.Add(owner, x.size)
-	return true
+	return func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.ledger.Add(owner, -x.size)
+		d.ledger.Add(from, x.size)
+	}
 }
 
-// gainsLocked reports whether a tenant with a maximum would own x by mapping it, in the device's own memory. Device.mu
-// is held.
+// gainsLocked reports whether a tenant that has a limit would own x by mapping it, in the device's own memory.
+// Device.mu is held.
 func (d *Device) gainsLocked(id tenants.ID, x *Extent) bool {
-	return d.ledger.Most(id) > 0 && x.counted == TierVRAM && x.mapped <= x.kept && x.owner != id
+	return d.ledger.Limits(id) && x.counted == TierVRAM && x.mapped <= x.kept && x.owner != id
 }
 
-// settle is the fitter of memory that does not move: it evicts extents of the tenant. It fails if programs map all of
-// them.
+// settle is the fitter of memory that does not move: it evicts extents. It fails if too few can leave.
 func (d *Device) settle(ctx context.Context, _ *Extent, by Tenant) error {
-	if err := d.lessen(ctx, by.id()); err != nil || !d.over(by.id()) {
+	if err := d.lessen(ctx, by.id()); err != nil || !d.over(by.id(), 0) {
 		return err
 	}
-	return d.most(by.id())
+	if d.reason(TierVRAM, by.id(), ForMapping) == ForMaximum {
+		return overMaximum
+	}
+	return noRoom
 }
 
-// lessen evicts extents of a tenant until it owns no more than its maximum, or programs map all that is left.
+// lessen evicts extents until a tenant owns no more than it may, or no extent can leave.
 func (d *Device) lessen(ctx context.Context, owner tenants.ID) error {
-	if !d.over(owner) {
+	if !d.over(owner, 0) {
 		return nil
 	}
 	mine, _, err := d.turn(ctx)
@@ -141,7 +156,7 @@ func (d *Device) lessen(ctx context.Context, owner tenants.ID) error {
 		return err
 	}
 	defer d.yield(mine)
-	for d.over(owner) {
+	for d.over(owner, 0) {
 		evicted, err := d.evict(ctx, TierVRAM, owner, ForMaximum, sparing{copied: true}, 0)
 		if err == nil && !evicted {
 			evicted, err = d.evict(ctx, TierVRAM, owner, ForMaximum, sparing{}, 0)
@@ -160,10 +175,25 @@ func (d *Device) admit(r Request, rest page.Range, pieces []piece, bytes int64) 
 		return refuse(syscall.EOVERFLOW, "the last %s that a file can have cannot be mapped",
 			humanize.IBytes(uint64(last.bytes())))
 	}
+	need := max(uint64(bytes), uint64(Aligned(rest, r.Size).Len())<<page.Shift)
 	if budget := d.Budget(); bytes > budget {
-		need := max(uint64(bytes), uint64(Aligned(rest, r.Size).Len())<<page.Shift)
-		return refuse(syscall.ENOMEM, "the mapping needs %s on device %d, whose budget is %s; map less, or raise gpu-memory with 'gaiafs set'",
-			humanize.IBytes(need), d.info.Ordinal, humanize.IBytes(uint64(budget)))
+		return refuse(syscall.ENOMEM, "the mapping needs %s of device %d, whose budget is %s; map less, or raise gpu-memory "+
+			"with 'gaiafs set'", humanize.IBytes(need), d.info.Ordinal, humanize.IBytes(uint64(budget)))
+	}
+	onHost := func(of piece) bool { return of.x != nil && of.x.Placement().Tier == TierHost }
+	sizes, more := d.toOwn(r.By.id(), slices.DeleteFunc(slices.Clone(pieces), onHost))
+	d.mu.Lock()
+	own, most, share := d.ledger.Reach(r.By.id()), d.ledger.Most(r.By.id()), d.shareLocked()
+	d.mu.Unlock()
+	switch {
+	case r.By.Limited && bytes > share:
+		return overShare
+	case more > 0 && most > 0 && sum(sizes) > most:
+		return overMaximum
+	case more > 0 && sum(sizes) > own:
+		return refuse(syscall.ENOMEM, "the mapping needs %s of device %d, and what is guaranteed to other tenants leaves %s of "+
+			"its %s; map less, or lower the guarantees with 'gaiafs set MOUNTPOINT tenants=FILE'", humanize.IBytes(need),
+			d.info.Ordinal, humanize.IBytes(uint64(own)), humanize.IBytes(uint64(d.Budget())))
 	}
 	return nil
 }

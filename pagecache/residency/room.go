@@ -33,7 +33,7 @@ func (d *Device) look() seen {
 func (d *Device) allocate(ctx context.Context, size int64, owner tenants.ID,
 	there func() bool) (gpubackend.Memory, error) {
 	before := d.look()
-	if !d.over(owner) && d.spare(size) {
+	if !d.over(owner, size) && d.spare(size) {
 		if mem, err := d.alloc(size); !errors.Is(err, gpubackend.ErrNoMemory) {
 			return mem, err
 		}
@@ -44,14 +44,14 @@ func (d *Device) allocate(ctx context.Context, size int64, owner tenants.ID,
 	}
 	defer d.yield(mine)
 	for w := (waiting{}); ; {
-		if !waited || d.over(owner) {
+		if !waited || d.over(owner, size) {
 			if err := d.makeRoom(ctx, size, owner, before, there, &w); err != nil {
 				return nil, err
 			}
 		}
 		waited = false
 		before = d.look()
-		if d.over(owner) {
+		if d.over(owner, size) {
 			continue
 		}
 		if mem, err := d.alloc(size); !errors.Is(err, gpubackend.ErrNoMemory) {
@@ -60,11 +60,13 @@ func (d *Device) allocate(ctx context.Context, size int64, owner tenants.ID,
 	}
 }
 
-// over reports whether a tenant owns more than its maximum, including what it asks for.
-func (d *Device) over(owner tenants.ID) bool {
+// over reports whether a tenant owns more than it may, including what it asks for: more than its maximum, or memory that
+// is guaranteed to others. more is how many bytes of that have no memory yet.
+func (d *Device) over(owner tenants.ID, more int64) bool {
+	used := d.backend.Used() + more
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.ledger.Over(owner)
+	return d.ledger.Over(owner) || d.ledger.Crowds(owner, used)
 }
 
 // spare reports whether there is room in addition to what the turn's holder has freed for itself.
@@ -89,19 +91,19 @@ func (d *Device) makeRoom(ctx context.Context, size int64, owner tenants.ID, bef
 		return nil
 	case there():
 		return errThere
-	case d.over(owner):
-		return d.most(owner)
+	case d.reason(TierVRAM, owner, ForMapping) == ForMaximum:
+		return overMaximum
 	case before.leaving+before.making == 0 && !d.kept():
-		return d.full(size)
+		return d.full(size, owner)
 	}
-	return w.wait(ctx, d, size, before)
+	return w.wait(ctx, d, size, owner, before)
 }
 
 // waiting is one reservation's wait for memory that is about to be free.
 type waiting struct{ patience <-chan time.Time }
 
 // wait returns nil when it is worth trying again.
-func (w *waiting) wait(ctx context.Context, d *Device, size int64, before seen) error {
+func (w *waiting) wait(ctx context.Context, d *Device, size int64, owner tenants.ID, before seen) error {
 	if w.patience == nil {
 		w.patience = time.After(d.options.Patience())
 	}
@@ -117,9 +119,9 @@ func (w *waiting) wait(ctx context.Context, d *Device, size int64, before seen) 
 		return ctx.Err()
 	case <-w.patience:
 		if before.leaving == 0 {
-			return d.full(size)
+			return d.full(size, owner)
 		}
-		return d.slow()
+		return tooSlow
 	}
 	return nil
 }
@@ -220,7 +222,10 @@ func (d *Device) disown(x *Extent, in Tier) (end func()) {
 
 // reason returns why, or ForMaximum if the tenant who asks owns more of the tier than it may.
 func (d *Device) reason(from Tier, asks tenants.ID, why Why) Why {
-	if from == TierVRAM && d.over(asks) || from == TierHost && d.pinned.overdrawn(asks) {
+	d.mu.Lock()
+	over := d.ledger.Over(asks)
+	d.mu.Unlock()
+	if from == TierVRAM && over || from == TierHost && d.pinned.overdrawn(asks) {
 		return ForMaximum
 	}
 	return why

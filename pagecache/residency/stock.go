@@ -114,7 +114,7 @@ func (s *stock) allocate(ctx context.Context, key Key, pages page.Range, by Tena
 	d, size := s.dev, piece{pages: pages}.bytes()
 	stays := s.stay.has(key, pages)
 	onHost := stays || key.Preference().OnHost
-	if !onHost && !d.over(by.id()) {
+	if !onHost && !d.over(by.id(), size) {
 		if got, err := s.allocateOwn(size, d.spare(size)); !errors.Is(err, gpubackend.ErrNoMemory) {
 			return got, err
 		}
@@ -134,7 +134,7 @@ func (s *stock) allocate(ctx context.Context, key Key, pages page.Range, by Tena
 	needs := s.open(size)
 	defer s.close()
 	for evicted := true; evicted; {
-		if !d.over(by.id()) {
+		if !d.over(by.id(), size) {
 			if got, err := s.allocateOwn(size, true); !errors.Is(err, gpubackend.ErrNoMemory) {
 				return got, err
 			}

@@ -102,8 +102,8 @@ type Tenant struct {
 	ID ID
 	// Weight is the tenant's weight among others, for its share. It is positive.
 	Weight float64
-	// Guaranteed is how many bytes of each device nobody takes from the tenant, and Most how many it may own. 0 means
-	// none and all, respectively.
+	// Guaranteed is how many bytes of each device others leave to the tenant, and Most how many it may own. 0 means none
+	// and all, respectively.
 	Guaranteed, Most int64
 	// MostPinned is how many bytes of pinned host memory it may own, for all devices together. 0 means all.
 	MostPinned int64
@@ -217,6 +217,56 @@ func (l *Ledger) Owned(id ID) int64 { return l.owned[id] }
 func (l *Ledger) Over(id ID) bool {
 	most := l.tenant(id).Most
 	return most > 0 && l.owned[id] > most
+}
+
+// Limits reports whether there may be bytes that a tenant may not own: it has a maximum, or others have guarantees.
+func (l *Ledger) Limits(id ID) bool {
+	t := l.tenant(id)
+	return t.Most > 0 || l.Guaranteed() > t.Guaranteed
+}
+
+// Reserved reports whether a tenant owns no more than is guaranteed to it.
+func (l *Ledger) Reserved(id ID) bool { return l.owned[id] <= l.tenant(id).Guaranteed }
+
+// Crowds reports whether a tenant owns more than is guaranteed to it, and so much that the rest of others' guarantees
+// has no room. used is how many bytes are used and asked for, with those that nobody owns.
+func (l *Ledger) Crowds(id ID, used int64) bool {
+	if l.Reserved(id) {
+		return false
+	}
+	owned := int64(0)
+	for _, n := range l.owned {
+		owned += n
+	}
+	unused := l.Unused(id)
+	return unused > 0 && max(owned, used)+unused > l.total
+}
+
+// May reports whether a tenant may own n more bytes.
+func (l *Ledger) May(id ID, n int64) bool {
+	l.Add(id, n)
+	defer l.Add(id, -n)
+	return !l.Over(id) && !l.Crowds(id, 0)
+}
+
+// Reach returns the most bytes that a tenant can ever own.
+func (l *Ledger) Reach(id ID) int64 {
+	t := l.tenant(id)
+	reach := l.total - (l.Guaranteed() - t.Guaranteed)
+	if t.Most > 0 {
+		return min(reach, t.Most)
+	}
+	return reach
+}
+
+// Unused returns the bytes that are guaranteed to tenants other than id and that these do not own.
+func (l *Ledger) Unused(id ID) (n int64) {
+	for _, t := range l.configured {
+		if t.ID != id {
+			n += max(t.Guaranteed-l.owned[t.ID], 0)
+		}
+	}
+	return n
 }
 
 // Share returns a tenant's share in bytes, among all tenants that own something.

@@ -1,0 +1,98 @@
+package control
+
+import (
+	"context"
+	"net"
+	"sync"
+	"syscall"
+	"time"
+
+	humanize "github.com/dustin/go-humanize"
+)
+
+// What an ordinary user's requests keep while they run, beyond a frame each, and what those of all ordinary users keep.
+const (
+	mostKept    = maxLarge
+	mostAllKept = 4 * mostKept
+	// keptPatience is how long a connection waits, unread, for earlier requests of the user to end. Then the request
+	// fails, because what it waits for may be behind it.
+	keptPatience = 2 * time.Second
+)
+
+// allowance bounds the bytes of large requests and answers. They are counted before they are kept.
+type allowance struct {
+	mu    sync.Mutex
+	kept  int64         // guarded by mu, as is user.kept
+	freed chan struct{} // closed when bytes are given back; nil while nobody waits. Guarded by mu
+}
+
+// take counts n more bytes of a user, at most mostKept, and waits while there is no room. EAGAIN if that takes too long.
+// Users without limits never wait.
+func (a *allowance) take(ctx context.Context, u *user, n int64) error {
+	if n == 0 || u.slots == nil {
+		return nil
+	}
+	timeout := time.NewTimer(keptPatience)
+	defer timeout.Stop()
+	for {
+		freed := a.tryTake(u, n)
+		if freed == nil {
+			return nil
+		}
+		select {
+		case <-freed:
+		case <-ctx.Done():
+			return net.ErrClosed
+		case <-timeout.C:
+			return failure(syscall.EAGAIN, "the request keeps %s, and the running requests of one user may keep %s, those of "+
+				"all %s; try again", humanize.IBytes(uint64(n)), humanize.IBytes(mostKept), humanize.IBytes(mostAllKept))
+		}
+	}
+}
+
+// keep sets how many bytes a running request of a session keeps. EAGAIN as from take.
+func (a *allowance) keep(s *session, id requestID, n int64) error {
+	set := func(n int64) (was int64) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		was, s.running[id] = s.running[id], n
+		return was
+	}
+	n = min(n, mostKept)
+	a.give(s.user, set(0))
+	err := a.take(s.ctx, s.user, n)
+	if err == nil {
+		set(n)
+	}
+	return err
+}
+
+// tryTake counts n bytes, or returns a channel that is closed when it is worth trying again.
+func (a *allowance) tryTake(u *user, n int64) (freed <-chan struct{}) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if u.kept+n <= mostKept && a.kept+n <= mostAllKept {
+		u.kept += n
+		a.kept += n
+		return nil
+	}
+	if a.freed == nil {
+		a.freed = make(chan struct{})
+	}
+	return a.freed
+}
+
+// give gives bytes back.
+func (a *allowance) give(u *user, n int64) {
+	if n == 0 || u.slots == nil {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	u.kept -= n
+	a.kept -= n
+	if a.freed != nil {
+		close(a.freed)
+		a.freed = nil
+	}
+}
