@@ -47,7 +47,7 @@ func (h *hoarder) refused() {
 	_, err := h.try(7, 8)
 	require.ErrorIs(h.t, err, syscall.ENOMEM)
 	require.ErrorContains(h.t, err,
-		"user 7 maps 384 KiB of device 0 already, and no user may map more than 256 KiB of its 512 KiB")
+		"user 7 may map no more than 256 KiB of its 512 KiB and maps 384 KiB already")
 	require.ErrorContains(h.t, err,
 		"what the process used before counts until it answers MOVE on its service connection")
 }

@@ -32,7 +32,7 @@ func TestNoUserMapsMoreThanAShare(t *testing.T) {
 	require.NoError(t, err)
 	_, err = mapAs(files[2], 7, true)
 	require.ErrorIs(t, err, syscall.ENOMEM)
-	require.ErrorContains(t, err, "user 7 maps 4.0 MiB of device 0 already, and no user may map more than 4.0 MiB of its 8.0 MiB")
+	require.ErrorContains(t, err, "user 7 may map no more than 4.0 MiB of its 8.0 MiB and maps 4.0 MiB already")
 	require.Len(t, m.cache.Status().Files, 2, "nothing was evicted or allocated for a refused request")
 
 	other, err := mapAs(files[1], 8, true)
