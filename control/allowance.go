@@ -6,8 +6,6 @@ import (
 	"sync"
 	"syscall"
 	"time"
-
-	humanize "github.com/dustin/go-humanize"
 )
 
 // What an ordinary user's requests keep while they run, beyond a frame each, and what those of all ordinary users keep.
@@ -26,8 +24,8 @@ type allowance struct {
 	freed chan struct{} // closed when bytes are given back; nil while nobody waits. Guarded by mu
 }
 
-// take counts n more bytes of a user, at most mostKept, and waits while there is no room. EAGAIN if that takes too long.
-// Users without limits never wait.
+// take counts n more bytes of a user, at most mostKept, and waits while there is no room. EAGAIN if that takes too
+// long. Users without limits never wait.
 func (a *allowance) take(ctx context.Context, u *user, n int64) error {
 	if n == 0 || u.slots == nil {
 		return nil
@@ -44,8 +42,8 @@ func (a *allowance) take(ctx context.Context, u *user, n int64) error {
 		case <-ctx.Done():
 			return net.ErrClosed
 		case <-timeout.C:
-			return failure(syscall.EAGAIN, "the request keeps %s, and the running requests of one user may keep %s, those of "+
-				"all %s; try again", humanize.IBytes(uint64(n)), humanize.IBytes(mostKept), humanize.IBytes(mostAllKept))
+			return failure(syscall.EAGAIN, "the request keeps %d KiB, and the running requests of one user may keep %d MiB, "+
+				"those of all %d MiB; try again", n>>10, mostKept>>20, mostAllKept>>20)
 		}
 	}
 }

@@ -44,8 +44,8 @@ func TestLargeRequestsOfAUserAreBounded(t *testing.T) {
 		}
 		return nil
 	}}, func(o *control.Options) { ordinary(o) })
-	large := body(t, control.MostKept/parts, uint64(0), uint32(0), uint32(0), uint32(1), uint32(24), uint64(1), uint64(0),
-		uint64(4096))
+	large := body(t, control.MostKept/parts, uint64(0), uint32(0), uint32(0),
+		uint32(1), uint32(24), uint64(1), uint64(0), uint64(4096))
 	var clients []*client
 	for range parts + 1 {
 		c := s.connectGroups()

@@ -77,8 +77,8 @@ func (r rights) close() {
 	}
 }
 
-// openLarge returns the frame with its body from the descriptor, which counts as kept by the session's user. A refusal is
-// answered; other errors end the connection.
+// openLarge returns the frame with its body from the descriptor, which counts as kept by the session's user. A refusal
+// is answered; other errors end the connection.
 func (s *session) openLarge(h header, body []byte, r rights) (header, []byte, error) {
 	if h.flags&flagLarge == 0 || s.chosen&featureLarge == 0 {
 		if len(r.files) > 0 {

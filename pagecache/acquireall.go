@@ -80,7 +80,21 @@ func (c *Cache) AwaitVersion(ctx context.Context, ranges []AcquireRange, least u
 	for _, w := range windows {
 		defer context.AfterFunc(w.lifeOf().life, func() { end(ended) })()
 	}
-	err = c.awaitVersion(waits, windows, files, least)
+	err = c.publications.until(waits, func() (bool, error) {
+		_, version, _ := look(files)
+		writers, wrote := 0, false
+		for _, f := range files {
+			writers += f.published.writers
+		}
+		for _, w := range windows {
+			wrote = wrote || ends(w.files()) > w.lifeOf().saw
+		}
+		if version < least && wrote && writers == 0 { // also if nobody waited when the last writer ended
+			return false, fail(syscall.EPIPE, "the program that wrote %s ended before version %d; the file has version %d",
+				files[0].Name(), least, version)
+		}
+		return version >= least, nil
+	})
 	if err != nil && context.Cause(waits) == ended {
 		return fail(syscall.EINVAL, "a mapping ended during the wait for version %d", least)
 	}

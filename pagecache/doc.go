@@ -44,6 +44,7 @@
 // them only become fewer.
 //
 //	values:     printable ranges lifetime heap counters account digests pagememory lock source mixed
+//	            pending
 //	home:       home times homefile lead flight growth beside locked hot
 //	kernel:     kernel cleanread
 //	memory:     extent preference sharing pinning movable evict

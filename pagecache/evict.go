@@ -128,26 +128,15 @@ func (f *File) evict(ctx context.Context, h *holding, of *residency.Extent, copi
 		}
 	}
 	orphan := f.orphan && !moves
-	// Bring home what h released, in parts, so that requests get the lock in between. What other devices released of the
-	// same part of the file stays there: home may be full.
-	for own := pendingOf(&f.lrc, x.pages(), h.owner); idle() && !orphan && len(own) > 0; {
-		if f.collectRangesLocked(ctx, own, holdCollect) != nil {
-			return false
-		}
-		f.mu.Unlock()
-		f.mu.Lock()
-		left := pendingOf(&f.lrc, x.pages(), h.owner)
-		if slices.Equal(left, own) {
-			break // they are draining
-		}
-		own = left
+	if !orphan && !h.collectOwnLocked(ctx, x.pages(), idle) {
+		return false
 	}
 	if !idle() {
 		return false
 	}
 	plan := f.lrc.BeginEvict(x.pages(), h.owner)
-	if !orphan && (plan.Draining || f.collectRangesLocked(ctx, pendingOf(&f.lrc, x.pages(), h.owner),
-		x.pages().Len()) != nil || len(pendingOf(&f.lrc, x.pages(), h.owner)) > 0) {
+	own := func() []page.Range { return pendingOf(&f.lrc, x.pages(), h.owner) }
+	if !orphan && (plan.Draining || f.collectRangesLocked(ctx, own(), x.pages().Len()) != nil || len(own()) > 0) {
 		plan.Abort()
 		return false
 	}
@@ -160,6 +149,26 @@ func (f *File) evict(ctx context.Context, h *holding, of *residency.Extent, copi
 	}
 	h.gone[x.pages().Start] = struct{}{}
 	f.dropIdleLocked()
+	return true
+}
+
+// collectOwnLocked brings home what h released of rg, in parts, so that requests get the lock in between. What other
+// devices released of rg stays there: home may be full. It ends early when goOn reports false, and reports false itself
+// if home does not take the bytes.
+func (h *holding) collectOwnLocked(ctx context.Context, rg page.Range, goOn func() bool) bool {
+	f := h.f
+	for own := pendingOf(&f.lrc, rg, h.owner); goOn() && len(own) > 0; {
+		if f.collectRangesLocked(ctx, own, holdCollect) != nil {
+			return false
+		}
+		f.mu.Unlock()
+		f.mu.Lock()
+		left := pendingOf(&f.lrc, rg, h.owner)
+		if slices.Equal(left, own) {
+			break // they are draining
+		}
+		own = left
+	}
 	return true
 }
 

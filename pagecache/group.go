@@ -11,8 +11,6 @@ import (
 	humanize "github.com/dustin/go-humanize"
 
 	"github.com/gaiafs/gaiafs/internal/page"
-	"github.com/gaiafs/gaiafs/lrc"
-	"github.com/gaiafs/gaiafs/versions"
 )
 
 // MaxGroupRanges is the most ranges that a group may have.
@@ -207,14 +205,6 @@ func (p *groupPart) bringHome(ctx context.Context) error {
 // pendingLocked returns the pages that the device released and home does not have yet.
 func (p *groupPart) pendingLocked() []page.Range {
 	return intersect(pendingOf(&p.f.lrc, p.span(), p.h.owner), p.pages)
-}
-
-// pendingOf returns the pages of rg that owner o released and home does not have yet.
-func pendingOf(f *lrc.File, rg page.Range, o versions.Owner) (pages []page.Range) {
-	for _, x := range f.PendingOf(rg, o) {
-		pages = page.AppendRange(pages, x.Range)
-	}
-	return pages
 }
 
 // join makes the end of m abort g. On its first group, m starts to count as a writer of groups.

@@ -118,8 +118,8 @@ func TestVerifyTellsWhatDiffers(t *testing.T) {
 	require.Equal(t, Verification{Equal: pages - 2, Stale: 1, Different: 1, Where: []page.Index{5}}, v)
 }
 
-// TestEvictBesideWhatHomeDoesNotTake: while home is full, what one device has released stays there. The same part of the
-// file leaves another device nevertheless, and makes room there.
+// TestEvictBesideWhatHomeDoesNotTake: while home is full, what one device has released stays there. The same part of
+// the file leaves another device nevertheless, and makes room there.
 func TestEvictBesideWhatHomeDoesNotTake(t *testing.T) {
 	m := newMachine(t, 3, memory(2<<20))
 	src, other := m.file(2<<20), m.file(2<<20)

@@ -16,7 +16,8 @@ type lifetime struct {
 	callsMu sync.Mutex // guards calls.Add against calls.Wait
 	gone    atomic.Bool
 	ended   sync.Once
-	// saw is how often the last writer of groups of the window's files had ended when the window was made. Immutable then.
+	// saw is how often the last writer of groups of the window's files had ended when the window was made. Immutable
+	// then.
 	saw uint64
 	// abandoned says that the client ended without unmapping.
 	abandoned atomic.Bool

@@ -153,8 +153,7 @@ func (c *Cache) Map(ctx context.Context, src Source, req MapRequest) (*Mapping, 
 		m.readAhead = prefetch.NewDevice()
 		m.readAhead.Resize(m.pages.End)
 	}
-	m.start()
-	c.publications.greet(m)
+	c.publications.start(&m.lifetime, m.files())
 	ctx = mover.WithTenant(ctx, req.User)
 	for tries := 0; ; tries++ {
 		if err = m.begin(ctx, src); err == nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"sync"
 	"sync/atomic"
-	"syscall"
 )
 
 // A group's release publishes pages of several files (group.go), one File after the other. Its version is the number of
@@ -26,8 +25,8 @@ type publication struct {
 	// state is twice the version of the last published group, 0 if there was none, plus one while a group is being
 	// published. It is changed with publications.mu held.
 	state atomic.Uint64
-	// steady counts acquires that groups wait for, writers counts mappings that have begun groups, and ends how often the
-	// last writer ended. Protected by publications.mu.
+	// steady counts acquires that groups wait for, writers counts mappings that have begun groups, and ends how often
+	// the last writer ended. Protected by publications.mu.
 	steady, writers int
 	ends            uint64
 }
@@ -169,27 +168,6 @@ func (c *Cache) atOneVersion(ctx context.Context, files []*File, acquire func() 
 	}
 }
 
-// awaitVersion waits until a group of one of the windows' files has been published with at least this version. It fails
-// with EPIPE if no program begins groups of them any more, and one did since a window was made: nobody is left to
-// publish one. That does not depend on whether somebody was waiting when the last of these programs ended.
-func (c *Cache) awaitVersion(ctx context.Context, windows []Window, files []*File, least uint64) error {
-	return c.publications.until(ctx, func() (bool, error) {
-		_, version, _ := look(files)
-		writers, ended := 0, false
-		for _, f := range files {
-			writers += f.published.writers
-		}
-		for _, w := range windows {
-			ended = ended || ends(w.files()) > w.lifeOf().saw
-		}
-		if version < least && ended && writers == 0 {
-			return false, fail(syscall.EPIPE, "the program that wrote %s ended before version %d; the file has version %d",
-				files[0].Name(), least, version)
-		}
-		return version >= least, nil
-	})
-}
-
 // ends returns how often the last writer of a file ended, for all the files. publications.mu is held.
 func ends(files []*File) (n uint64) {
 	for _, f := range files {
@@ -198,11 +176,12 @@ func ends(files []*File) (n uint64) {
 	return n
 }
 
-// greet notes for a new window how often the last writers of its files have ended.
-func (p *publications) greet(w Window) {
+// start starts the lifetime of a window of files. It notes how often their last writers have ended.
+func (p *publications) start(l *lifetime, files []*File) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	w.lifeOf().saw = ends(w.files())
+	l.start()
+	l.saw = ends(files)
 }
 
 // wrote counts one more mapping of the file that has begun groups, or with -1 the end of such a mapping.

@@ -88,8 +88,8 @@ func (c *Cache) OpenView(ctx context.Context, sources []Source, req ViewRequest)
 		return nil, err
 	}
 	m := &ViewMapping{v: v, req: req}
-	m.start()
-	c.publications.greet(m)
+	m.req.Segments = nil // the View has them
+	c.publications.start(&m.lifetime, m.files())
 	m.calls.Add(1) // Close may Unmap it from now on, and waits
 	err = m.begin(ctx, req, by)
 	m.calls.Done()

@@ -79,6 +79,7 @@ var rules = []rule{
 	{"pagecache/residency", []string{"internal/page", "gpubackend", humanize}, false},
 	{"pagecache/residency/policy", []string{"internal/page", "internal/choices"}, false},
 	{"pagecache/residency/tenants", nil, false},
+	{"pagecache/residency/shortage", []string{humanize}, false},
 	{"pagecache/residency/score", []string{"pagecache/residency/policy", "prefetch/trace", "prefetch/replay"}, false},
 	{"pagecache/view", []string{"internal/page"}, false},
 	{"fs", []string{"pagecache", "pagecache/live", "internal/page", "internal/mapped", fuse, sys, sync}, false},
@@ -125,7 +126,7 @@ var forTests = []string{testify, rapid, goleak, "go.yaml.in/yaml/v3"}
 
 // keepPure are folders whose tests must not do I/O either.
 var keepPure = []string{"internal/page", "internal/choices", "internal/cost", "versions", "lrc", "prefetch",
-	"pagecache/residency/policy", "pagecache/residency/tenants", "pagecache/mover/schedule", "pagecache/view"}
+	"pagecache/residency/policy", "pagecache/residency/tenants", "pagecache/residency/shortage", "pagecache/mover/schedule", "pagecache/view"}
 
 // pure are the packages of gaiafs that such a test may import.
 var pure = []string{"internal/page", "internal/choices", "internal/cost", "internal/model", "versions", "lrc",

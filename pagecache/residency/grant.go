@@ -37,12 +37,11 @@ type Asking struct {
 
 // Grant has what a bracket uses, pinned: the device's own memory, and pinned host memory for what did not fit.
 type Grant struct {
-	dev     *Device
-	process uint32
-	bytes   int64
-	pinned  int64 // of bytes, those in pinned host memory
-	since   time.Time
-	pins    []*Pin
+	dev    *Device
+	bytes  int64
+	pinned int64 // of bytes, those in pinned host memory
+	since  time.Time
+	pins   []*Pin
 }
 
 // Pins returns a Pin for each Want, in their order.
@@ -173,8 +172,8 @@ func (d *Device) admitAll(wants []Want, by tenants.ID) error {
 	return nil
 }
 
-// toOwn returns the sizes of the pieces that a tenant owns once a bracket of it uses them, and how many bytes of them it
-// does not own yet.
+// toOwn returns the sizes of the pieces that a tenant owns once a bracket of it uses them, and how many bytes of them
+// it does not own yet.
 func (d *Device) toOwn(id tenants.ID, pieces []piece) (sizes []int64, more int64) {
 	for _, of := range pieces {
 		gains := of.x == nil || d.gains(id, of.x) || d.gainsPinned(id, of.x)
@@ -273,7 +272,7 @@ func (d *Device) unqueue(a *Asking) {
 func (d *Device) tryGrant(
 	ctx context.Context, wants []Want, a *Asking, allocate allocator, fit fitter,
 ) (_ *Grant, err error) {
-	g := &Grant{dev: d, process: a.By.Process, since: time.Now()}
+	g := &Grant{dev: d, since: time.Now()}
 	defer func() {
 		if err != nil {
 			err = d.explain(err, "the bracket", need(wants), a.By, g.pins...)

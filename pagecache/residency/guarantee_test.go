@@ -60,8 +60,8 @@ func take(t *testing.T, k *key, user uint32, from, to int) (pins []*Pin) {
 	return pins
 }
 
-// TestGuaranteeOfIdleExtents: what a tenant leaves idle within its guarantee stays its. Others that map it make room for
-// the guarantee first, and fail if they cannot.
+// TestGuaranteeOfIdleExtents: what a tenant leaves idle within its guarantee stays its. Others that map it make room
+// for the guarantee first, and fail if they cannot.
 func TestGuaranteeOfIdleExtents(t *testing.T) {
 	d, _ := newDevice(t, 6, 1)
 	guaranteeing(t, d, 2)
@@ -194,7 +194,8 @@ func TestRefusalsSayWho(t *testing.T) {
 
 	g, err := d.Grant(t.Context(), []Want{c.want(0, 2)}, Asking{By: Tenant{User: 2, Process: 13}, Patience: patient})
 	require.NoError(t, err)
-	_, err = d.Grant(t.Context(), []Want{c.want(2, 4)}, Asking{By: Tenant{User: 2, Process: 13, Limited: true}, Nested: true})
+	_, err = d.Grant(t.Context(), []Want{c.want(2, 4)},
+		Asking{By: Tenant{User: 2, Process: 13, Limited: true}, Nested: true})
 	require.ErrorContains(t, err, "process 13 (p13) holds 128 KiB in a bracket for ")
 	require.ErrorContains(t, err, "384 KiB are mapped by programs of other users.")
 	_, err = d.Grant(t.Context(), []Want{c.want(2, 4)}, Asking{By: Tenant{User: 4, Limited: true}, Nested: true})

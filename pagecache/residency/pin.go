@@ -6,6 +6,7 @@ import (
 
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache/residency/policy"
+	"github.com/gaiafs/gaiafs/pagecache/residency/shortage"
 	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
@@ -232,7 +233,7 @@ func (d *Device) charge(by Tenant, n int64) error {
 // chargeLocked is charge for callers that hold Device.mu.
 func (d *Device) chargeLocked(by Tenant, n int64) error {
 	if share := d.shareLocked(); by.Limited && d.charges[by.User]+n > share {
-		return overShare
+		return shortage.OverShare
 	}
 	d.charges[by.User] += n
 	return nil

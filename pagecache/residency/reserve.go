@@ -11,6 +11,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache/residency/policy"
+	"github.com/gaiafs/gaiafs/pagecache/residency/shortage"
 	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
@@ -141,9 +142,9 @@ func (d *Device) settle(ctx context.Context, _ *Extent, by Tenant) error {
 		return err
 	}
 	if d.reason(TierVRAM, by.id(), ForMapping) == ForMaximum {
-		return overMaximum
+		return shortage.OverMaximum
 	}
-	return noRoom
+	return shortage.NoRoom
 }
 
 // lessen evicts extents until a tenant owns no more than it may, or no extent can leave.
@@ -187,9 +188,9 @@ func (d *Device) admit(r Request, rest page.Range, pieces []piece, bytes int64) 
 	d.mu.Unlock()
 	switch {
 	case r.By.Limited && bytes > share:
-		return overShare
+		return shortage.OverShare
 	case more > 0 && most > 0 && sum(sizes) > most:
-		return overMaximum
+		return shortage.OverMaximum
 	case more > 0 && sum(sizes) > own:
 		return refuse(syscall.ENOMEM, "the mapping needs %s of device %d, and what is guaranteed to other tenants leaves %s of "+
 			"its %s; map less, or lower the guarantees with 'gaiafs set MOUNTPOINT tenants=FILE'", humanize.IBytes(need),

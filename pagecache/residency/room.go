@@ -11,6 +11,7 @@ import (
 
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/pagecache/residency/policy"
+	"github.com/gaiafs/gaiafs/pagecache/residency/shortage"
 	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
@@ -60,8 +61,8 @@ func (d *Device) allocate(ctx context.Context, size int64, owner tenants.ID,
 	}
 }
 
-// over reports whether a tenant owns more than it may, including what it asks for: more than its maximum, or memory that
-// is guaranteed to others. more is how many bytes of that have no memory yet.
+// over reports whether a tenant owns more than it may, including what it asks for: more than its maximum, or memory
+// that is guaranteed to others. more is how many bytes of that have no memory yet.
 func (d *Device) over(owner tenants.ID, more int64) bool {
 	used := d.backend.Used() + more
 	d.mu.Lock()
@@ -92,7 +93,7 @@ func (d *Device) makeRoom(ctx context.Context, size int64, owner tenants.ID, bef
 	case there():
 		return errThere
 	case d.reason(TierVRAM, owner, ForMapping) == ForMaximum:
-		return overMaximum
+		return shortage.OverMaximum
 	case before.leaving+before.making == 0 && !d.kept():
 		return d.full(size, owner)
 	}
@@ -121,7 +122,7 @@ func (w *waiting) wait(ctx context.Context, d *Device, size int64, owner tenants
 		if before.leaving == 0 {
 			return d.full(size, owner)
 		}
-		return tooSlow
+		return shortage.TooSlow
 	}
 	return nil
 }

@@ -102,8 +102,8 @@ type Tenant struct {
 	ID ID
 	// Weight is the tenant's weight among others, for its share. It is positive.
 	Weight float64
-	// Guaranteed is how many bytes of each device others leave to the tenant, and Most how many it may own. 0 means none
-	// and all, respectively.
+	// Guaranteed is how many bytes of each device others leave to the tenant, and Most how many it may own. 0 means
+	// none and all, respectively.
 	Guaranteed, Most int64
 	// MostPinned is how many bytes of pinned host memory it may own, for all devices together. 0 means all.
 	MostPinned int64
