@@ -45,14 +45,21 @@ stage: # Stage the packages' contents: gaiafs and libgaiafs, with the libraries 
 # The linkers of Fedora and its relatives look for 64-bit libraries in lib64.
 rpm: LIBDIR := lib64
 
+# Packages of later commits have higher versions, so that they upgrade earlier ones. The packages of a release replace
+# those that were built before its tag. It is found out once, by the first rule that needs it.
+PACKAGE_VERSION = $(eval PACKAGE_VERSION := $(shell packaging/version))$(PACKAGE_VERSION)
+
 .PHONY: deb rpm
 deb rpm: ## Build packages for Debian and Fedora and their relatives, in build/packages
-	$(MAKE) stage LIBDIR=$(LIBDIR)
-	mkdir -p $(PACKAGE_DIR)
-	for name in gaiafs libgaiafs; do \
-		RELEASE=$(RELEASE) ARCH=$$($(GO) env GOARCH) $(GO) run $(NFPM) package -f packaging/$$name.yaml -p $@ \
-			-t $(PACKAGE_DIR); \
+	@$(MAKE) -s stage LIBDIR=$(LIBDIR) >$(BUILD)/$@.log 2>&1 || { cat $(BUILD)/$@.log; exit 1; }
+	@packaging/finish $@ $(STAGE) $(PACKAGE_VERSION)
+	@mkdir -p $(PACKAGE_DIR)
+	@rm -f $(PACKAGE_DIR)/*.$@
+	@for name in gaiafs libgaiafs; do \
+		PACKAGE_VERSION=$(PACKAGE_VERSION) ARCH=$$($(GO) env GOARCH) $(GO) run $(NFPM) package \
+			-f packaging/$$name.yaml -p $@ -t $(PACKAGE_DIR) >$(BUILD)/$@.log 2>&1 || { cat $(BUILD)/$@.log; exit 1; }; \
 	done
+	@ls $(PACKAGE_DIR)/*.$@
 
 .PHONY: image
 image: stage ## Build a container image in build/packages, without a container runtime, as root

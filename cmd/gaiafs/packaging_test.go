@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -72,7 +73,7 @@ func TestOneVersion(t *testing.T) {
 	require.Contains(t, text(t, "client/python/gaiafs/__init__.py"), fmt.Sprintf("__version__ = %q\n", release))
 	require.Contains(t, text(t, "packaging/kubernetes.yaml"), "image: gaiafs:"+release+"\n")
 	for _, name := range []string{"gaiafs", "libgaiafs"} {
-		require.Contains(t, text(t, "packaging/"+name+".yaml"), "\nversion: ${RELEASE}\n")
+		require.Contains(t, text(t, "packaging/"+name+".yaml"), "\nversion: ${PACKAGE_VERSION}\nversion_schema: none\n")
 	}
 }
 
@@ -118,6 +119,105 @@ func TestRelease(t *testing.T) {
 	require.Equal(t, "### News\n\n- This.\n", strings.TrimPrefix(string(notes), "\n"))
 	run("", "git", "commit", "-qm", "third", "--allow-empty")
 	run("of another commit", "packaging/release", "build/release")
+}
+
+// TestPackageVersions: a package that was built later upgrades an earlier one, and a release the ones before its tag.
+func TestPackageVersions(t *testing.T) {
+	dir := t.TempDir()
+	put := func(name, content string) {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o755))
+	}
+	at := 0
+	run := func(args ...string) string {
+		t.Helper()
+		cmd := exec.Command(args[0], args[1:]...)
+		cmd.Dir = dir
+		when := fmt.Sprintf("2026-01-01T00:00:%02d", at)
+		cmd.Env = append(os.Environ(), "GIT_AUTHOR_NAME=a", "GIT_AUTHOR_EMAIL=a@example.org", "GIT_COMMITTER_NAME=a",
+			"GIT_COMMITTER_EMAIL=a@example.org", "GIT_CONFIG_GLOBAL=/dev/null", "GIT_COMMITTER_DATE="+when)
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		return strings.TrimSpace(string(out))
+	}
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "packaging"), 0o755))
+	put("packaging/version", text(t, "packaging/version"))
+	put("VERSION", "1.2.3\n")
+	require.Equal(t, "1.2.3", run("packaging/version"), "an archive without git")
+	run("git", "init", "-q")
+	run("git", "add", "-A")
+	commit := func() {
+		at++
+		run("git", "commit", "-qm", "next", "--allow-empty")
+	}
+	var all []string
+	version := func() { all = append(all, run("packaging/version")) }
+	commit()
+	version()
+	require.Regexp(t, `^1\.2\.3~git20260101000001\.[0-9a-f]{8}$`, all[0])
+	commit()
+	version()
+	run("git", "tag", "v1.2.3")
+	version()
+	require.Equal(t, "1.2.3", all[2])
+	commit()
+	version()
+	commit()
+	version()
+	put("VERSION", "1.2.3\n\n")
+	version()
+	require.Regexp(t, `^1\.2\.3\+git20\d{12}\.[0-9a-f]{8}\.dirty$`, all[5])
+	if _, err := exec.LookPath("dpkg"); err != nil {
+		return
+	}
+	for i := range all[1:] {
+		run("dpkg", "--compare-versions", all[i], "lt", all[i+1])
+	}
+}
+
+// TestPackageRemoval: the folder of logs goes with the package, and stays during an upgrade.
+func TestPackageRemoval(t *testing.T) {
+	root := t.TempDir()
+	logs := filepath.Join(root, "var/log/gaiafs")
+	for argument, stays := range map[string]bool{"upgrade": true, "1": true, "remove": false, "purge": false, "0": false} {
+		require.NoError(t, os.MkdirAll(logs, 0o700))
+		require.NoError(t, os.WriteFile(filepath.Join(logs, "a.log"), nil, 0o600))
+		cmd := exec.Command("../../packaging/postremove", argument)
+		cmd.Env = append(os.Environ(), "DPKG_ROOT="+root)
+		require.NoError(t, cmd.Run())
+		_, err := os.Stat(logs)
+		require.Equal(t, stays, err == nil, argument)
+	}
+	require.DirExists(t, filepath.Dir(logs))
+}
+
+// TestWhatTestsInstall: README names each program that make test installs, and CI runs what README says.
+func TestWhatTestsInstall(t *testing.T) {
+	readme := strings.Join(strings.Fields(text(t, "README.md")), " ")
+	_, list, found := strings.Cut(readme, "installs the programs that tests run: ")
+	require.True(t, found)
+	list, _, _ = strings.Cut(list, ".")
+	var named []string
+	for name := range strings.SplitSeq(strings.ReplaceAll(list, "and ", ""), ", ") {
+		named = append(named, name)
+	}
+	want := []string{"chromium-headless-shell"}
+	m := regexp.MustCompile(`(?m)^test="(.*)"$`).FindStringSubmatch(text(t, ".ci/setup"))
+	require.NotNil(t, m)
+	for pair := range strings.FieldsSeq(m[1]) {
+		_, pkg, _ := strings.Cut(pair, ":")
+		want = append(want, pkg)
+	}
+	require.ElementsMatch(t, want, named)
+	require.Contains(t, text(t, ".ci/run"), "\nmake test\n")
+	for _, target := range []string{"test", "test-quick"} {
+		require.Contains(t, readme, "make "+target)
+		require.Regexp(t, `(?m)^`+target+`:`, text(t, "Makefile"))
+	}
+	limit := regexp.MustCompile(`(?m)^TEST_TIMEOUT \?= (\S+)$`).FindStringSubmatch(text(t, "Makefile"))
+	require.NotNil(t, limit)
+	duration, err := time.ParseDuration(limit[1])
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, duration, time.Hour, "a slow machine")
 }
 
 // TestYAML: YAML files can be parsed, and mounts propagate to other pods.
