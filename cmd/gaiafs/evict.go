@@ -20,7 +20,7 @@ func newEvict() *cobra.Command {
 		Use:   "evict PATH…",
 		Short: "Free the device memory of files that nobody maps",
 		Long: `evict frees the device memory of files, and of their views, that nobody maps. It first writes back what only a device has. What
-SOURCE does not accept stays and is named; so does what is pinned. Only root and the user who mounted may evict.`,
+SOURCE does not accept stays and is named; so does what is pinned. With --recursive it only counts files that had nothing. Only root and the user who mounted may evict.`,
 		Example: `  gaiafs evict /mnt/data/old.safetensors
   gaiafs evict --recursive --device 1 /mnt/data/checkpoints`,
 		Args: somePaths,
@@ -44,6 +44,7 @@ SOURCE does not accept stays and is named; so does what is pinned. Only root and
 				}
 			}
 			var stays error
+			nothing := 0
 			for _, f := range found.files {
 				e, err := evict(cmd, f, device.number())
 				if err != nil {
@@ -62,7 +63,18 @@ SOURCE does not accept stays and is named; so does what is pinned. Only root and
 					text += "; " + bytesText(e.Kept) + " stays: " + e.why()
 					stays = fmt.Errorf("%s: %s could not be freed: %s", f.name(), bytesText(e.Kept), e.why())
 				}
+				if recursive && e.Freed+e.Mapped+e.Pinned+e.Kept == 0 {
+					nothing++
+					continue
+				}
 				fmt.Fprintln(cmd.OutOrStdout(), text)
+			}
+			if nothing > 0 {
+				thing := "other file"
+				if nothing == len(found.files) {
+					thing = "file"
+				}
+				fmt.Fprintf(cmd.OutOrStdout(), "%s had nothing there\n", count(nothing, thing))
 			}
 			return cmp.Or(stays, failed)
 		},

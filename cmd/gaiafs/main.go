@@ -108,12 +108,18 @@ func run(args []string, in io.Reader, out, errs io.Writer) int {
 	return exitFailure
 }
 
-// refuseShells makes cobra's completion command fail for a shell that it does not know. It would print its help.
+// refuseShells makes cobra's completion command fail for a shell that it does not know, where it would print its help.
+// PowerShell is left out: no package installs completions for it.
 func refuseShells(root *cobra.Command) {
 	root.InitDefaultCompletionCmd()
 	for _, c := range root.Commands() {
 		if c.Name() != "completion" {
 			continue
+		}
+		for _, shell := range slices.Clone(c.Commands()) {
+			if shell.Name() == "powershell" {
+				c.RemoveCommand(shell)
+			}
 		}
 		c.Args = cobra.ArbitraryArgs
 		c.RunE = func(cmd *cobra.Command, args []string) error {

@@ -272,9 +272,12 @@ func TestCommandHelp(t *testing.T) {
 	require.NotContains(t, gaiafsCommand(t, "mount", "--help").out, "ready-fd")
 	require.NotContains(t, gaiafsCommand(t, "--help").out, "demo-program")
 	require.Contains(t, gaiafsCommand(t, "completion", "bash").out, "bash completion")
-	r := gaiafsCommand(t, "completion", "tcsh")
-	require.Equal(t, exitUsage, r.code)
-	require.Contains(t, r.err, `there is no command "completion tcsh"`)
+	for _, shell := range []string{"tcsh", "powershell"} {
+		r := gaiafsCommand(t, "completion", shell)
+		require.Equal(t, exitUsage, r.code)
+		require.Contains(t, r.err, `there is no command "completion `+shell+`"`)
+	}
+	require.NotContains(t, gaiafsCommand(t, "completion", "--help").out, "powershell")
 	require.Contains(t, gaiafsCommand(t, "version").out, "gaiafs "+version)
 	require.Equal(t, gaiafsCommand(t, "version"), gaiafsCommand(t, "--version"))
 	for args, same := range map[string]string{"help": "--help", "help mount": "mount --help",

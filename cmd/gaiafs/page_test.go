@@ -2,6 +2,7 @@ package main
 
 import (
 	"flag"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -22,7 +23,28 @@ func TestCommandsPage(t *testing.T) {
 	}
 	written, err := os.ReadFile(commandsPage)
 	require.NoError(t, err)
-	require.Equal(t, page, string(written), "regenerate it: go test ./cmd/gaiafs -run TestCommandsPage -update")
+	require.Empty(t, difference(string(written), page), "regenerate it: go test ./cmd/gaiafs -run TestCommandsPage -update")
+}
+
+// difference returns the first line of two texts that differs, with the text around it, or "".
+func difference(was, is string) string {
+	a, b := strings.Split(was, "\n"), strings.Split(is, "\n")
+	for i := range max(len(a), len(b)) {
+		part := func(lines []string) string {
+			return strings.Join(lines[min(max(i-2, 0), len(lines)):min(i+3, len(lines))], "\n")
+		}
+		if i >= len(a) || i >= len(b) || a[i] != b[i] {
+			return fmt.Sprintf("line %d is\n%s\nbut should be\n%s\n", i+1, part(a), part(b))
+		}
+	}
+	return ""
+}
+
+func TestDifference(t *testing.T) {
+	require.Empty(t, difference("a\nb", "a\nb"))
+	require.Equal(t, "line 4 is\nb\nc\nd\ne\nf\nbut should be\nb\nc\nD\ne\nf\n",
+		difference("a\nb\nc\nd\ne\nf\ng", "a\nb\nc\nD\ne\nf\nG"))
+	require.Equal(t, "line 2 is\na\nbut should be\na\nb\n", difference("a", "a\nb"))
 }
 
 // Help has lines that fit the terminal, and no others than the table of a command may be longer.

@@ -63,6 +63,15 @@ func TestWarmInfoEvict(t *testing.T) {
 	require.NoError(t, errors.Join(m.Close(), f.Close()))
 	require.Equal(t, path+": 2.0 MiB freed\n", ok("evict", path))
 	require.Regexp(t, "devices +none has any of it\n", ok("info", path))
+
+	for _, name := range []string{"a", "b", "c"} {
+		require.NoError(t, os.WriteFile(filepath.Join(s.mountpoint, name), make([]byte, mib), 0o600))
+	}
+	ok("warm", "--device=0", filepath.Join(s.mountpoint, "b"))
+	require.Equal(t, filepath.Join(s.mountpoint, "b")+": 2.0 MiB freed\n3 other files had nothing there\n",
+		ok("evict", "-r", s.mountpoint))
+	require.Equal(t, "4 files had nothing there\n", ok("evict", "-r", s.mountpoint))
+	require.Equal(t, path+": 0 B freed\n", ok("evict", path), "a file that was named")
 	s.signal(t, syscall.SIGTERM)
 	require.Equal(t, exitOK, s.end(t))
 }
