@@ -21,7 +21,9 @@
 
 #include <errno.h>
 #include <linux/futex.h>
+#include <signal.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -30,6 +32,8 @@
 #include <unistd.h>
 
 enum { UNSENT, SENT, DONE };
+
+int gaiafs_silence = 5000; /* milliseconds after which a wait looks whether the daemon is stopped; tests change it */
 
 /* Futexes. Their words change under a connection's lock. A woken thread looks at the state again under that lock. */
 
@@ -414,11 +418,20 @@ static bool take_parcel_locked(struct gaiafs_conn *c, struct gaiafs_request *r)
 	return true;
 }
 
+static int64_t now_ms(void)
+{
+	struct timespec now;
+
+	(void)clock_gettime(CLOCK_MONOTONIC, &now);
+	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
 /* begin_locked makes r a call of c. If c is lost, it returns the errno of that. */
 static int begin_locked(struct gaiafs_conn *c, uint16_t type, const uint8_t *body, size_t n, struct gaiafs_request *r)
 {
 	r->fail = (struct gaiafs_fail){ 0 };
 	r->type = type;
+	r->begun = now_ms();
 	r->state = UNSENT;
 	r->wake = 0;
 	r->parcels = NULL;
@@ -435,26 +448,61 @@ static int begin_locked(struct gaiafs_conn *c, uint16_t type, const uint8_t *bod
 	return 0;
 }
 
-static int64_t now_ms(void)
+/*
+ * no_handler_runs reports whether this thread blocks signals. Otherwise it may not wait with a time limit: after a
+ * handler such a wait ends, even if the handler restarts calls.
+ */
+static bool no_handler_runs(void)
 {
-	struct timespec now;
+	static const int usual[] = { SIGINT, SIGTERM, SIGHUP, SIGALRM, SIGCHLD, SIGUSR1, SIGUSR2 };
+	sigset_t blocked;
 
-	(void)clock_gettime(CLOCK_MONOTONIC, &now);
-	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+	if (pthread_sigmask(SIG_BLOCK, NULL, &blocked) != 0)
+		return false;
+	for (size_t i = 0; i < sizeof usual / sizeof *usual; i++)
+		if (sigismember(&blocked, usual[i]) != 1)
+			return false;
+	return true;
+}
+
+/* say_silence says on stderr, once for a call, that the daemon is stopped. A daemon that works may take long. */
+static void say_silence(struct gaiafs_conn *c, struct gaiafs_request *r)
+{
+	struct ucred peer = { 0 };
+	socklen_t n = sizeof peer;
+	char pid[16], state;
+
+	if (r->begun == 0 || now_ms() - r->begun < gaiafs_silence ||
+	    getsockopt(c->fd, SOL_SOCKET, SO_PEERCRED, &peer, &n) != 0 || peer.pid <= 0)
+		return;
+	(void)snprintf(pid, sizeof pid, "%d", (int)peer.pid);
+	state = gaiafs_state_of(pid);
+	if (state != 'T' && state != 't')
+		return;
+	r->begun = 0;
+	(void)dprintf(STDERR_FILENO, "gaiafs: still waiting for the daemon: process %s is stopped, and 'kill -CONT %s' continues it\n",
+		      pid, pid);
 }
 
 /* finish_locked waits until r's reply is complete. It returns 0, EINTR or ETIMEDOUT. */
 static int finish_locked(struct gaiafs_conn *c, struct gaiafs_request *r, int timeout)
 {
 	int64_t until = timeout < 0 ? 0 : now_ms() + timeout;
+	bool undisturbed = timeout < 0 && no_handler_runs();
 	int err;
 
 	while (take_parcel_locked(c, r) || r->state != DONE) {
 		int64_t left = timeout < 0 ? -1 : until - now_ms();
+		bool slice = timeout < 0 ? undisturbed : left > gaiafs_silence;
 
 		if (r->parcels != NULL || r->state == DONE)
 			continue;
-		err = wait_locked(c, r, timeout >= 0 && left < 0 ? 0 : (int)left);
+		err = wait_locked(c, r, slice ? gaiafs_silence : timeout >= 0 && left < 0 ? 0 : (int)left);
+		if (err == ETIMEDOUT && r->state != DONE) {
+			say_silence(c, r);
+			if (slice)
+				continue;
+		}
 		if (err != 0 && r->state != DONE)
 			return err;
 	}

@@ -71,8 +71,7 @@ static void *ask(void *argument)
 	return NULL;
 }
 
-/* state_of returns a process's state letter in /proc/PID/stat, or 0 if there is no such process. */
-static char state_of(const char *pid)
+char gaiafs_state_of(const char *pid)
 {
 	char name[64], text[512];
 	FILE *in;
@@ -133,7 +132,7 @@ static int silent(int fd, struct gaiafs_fail *f)
 	while (all != NULL && state != 'T' && (e = readdir(all)) != NULL)
 		if (e->d_name[0] >= '1' && e->d_name[0] <= '9' && serves(e->d_name, st.stx_dev_minor)) {
 			(void)snprintf(pid, sizeof pid, "%.20s", e->d_name);
-			state = state_of(pid);
+			state = gaiafs_state_of(pid);
 		}
 	if (all != NULL)
 		closedir(all);

@@ -95,6 +95,7 @@ struct gaiafs_request {
 	bool mapped;                   /* the reply has a mapping, whose number follows */
 	uint64_t mapping;
 	uint64_t number;               /* from NUMBERED, if take kept it */
+	int64_t begun;                 /* in milliseconds; 0 once stderr has it that the daemon is stopped */
 	struct gaiafs_parcel *parcels; /* still to be taken, in order */
 	struct gaiafs_request *next;
 };
@@ -294,6 +295,8 @@ struct gaiafs_work {
 	bool captured;             /* immutable once enqueued */
 };
 
+/* gaiafs_state_of returns a process's state letter in /proc/PID/stat, or 0 if there is no such process. */
+char gaiafs_state_of(const char *pid);
 /* Gets the grant of an open file, by ioctl. Tests without a mount replace it before the first call. */
 extern int (*gaiafs_request_grant)(int fd, struct gaiafs_grant *g, struct gaiafs_fail *f);
 extern int gaiafs_grant_patience; /* seconds that it waits for the daemon; tests set fewer */

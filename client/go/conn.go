@@ -17,7 +17,7 @@ type conn struct {
 	refs   int    // guarded by pool.mu
 
 	dialOnce sync.Once
-	uc       *net.UnixConn // immutable after dialOnce
+	uc       *net.UnixConn // immutable after dialOnce; until then guarded by mu
 	slots    chan struct{} // one element for each request in progress; immutable after dialOnce
 	// uses has one element for each USE in progress. USEs take only half of the slots: what they wait for may be in a
 	// bracket whose goroutine first has something else to ask. Immutable after dialOnce.
@@ -109,7 +109,9 @@ func (c *conn) connect() error {
 	if err != nil {
 		return err
 	}
+	c.mu.Lock()
 	c.uc = uc
+	c.mu.Unlock()
 	r := newReceiver(uc)
 	w, err := greet(uc, r, deadline)
 	if missing := w.required &^ (usedFeatures | featureTenant); err == nil && missing != 0 {
@@ -278,6 +280,7 @@ func (c *conn) ask(typ frameType, body []byte, take func(header, []byte, []int) 
 	if err != nil {
 		return err
 	}
+	defer c.watch().Stop()
 	<-k.done
 	return k.err
 }

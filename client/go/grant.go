@@ -32,6 +32,7 @@ type grant struct {
 var requestGrant = ioctlGrant
 
 func ioctlGrant(fd int) (grant, error) {
+	defer watchGrant().Stop()
 	var b [grantSize]byte
 	// The kernel fills b before the call returns, and does not keep the pointer.
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), ioctlGrantRequest, uintptr(unsafe.Pointer(&b)))

@@ -260,18 +260,18 @@ func TestReadme(t *testing.T) {
 
 // TestDaemonStopped stops the daemon while a program uses its mount. Ctrl-C must still end the program.
 func TestDaemonStopped(t *testing.T) {
-	testDaemon(t, "tests/test_core.py")
+	testDaemon(t, "tests/test_core.py", "tests/test_silence.py")
 }
 
 // testDaemon runs tests that do something to the daemon of a mount.
-func testDaemon(t *testing.T, file string) *testmount.Mount {
+func testDaemon(t *testing.T, files ...string) *testmount.Mount {
 	t.Helper()
 	python := interpreter(t)
 	m := testmount.Start(t, testmount.Options{Devices: 1})
 	pytest(t, python, []string{
 		"GAIAFS_TEST_KIND=emulated", "GAIAFS_TEST_MOUNT=" + m.Dir, "GAIAFS_TEST_SOURCE=" + m.Source,
 		fmt.Sprint("GAIAFS_TEST_DAEMON=", m.Process.Pid),
-	}, file)
+	}, files...)
 	return m
 }
 

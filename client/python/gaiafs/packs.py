@@ -151,6 +151,7 @@ def pack(
     return Pack(view, numbers, chosen)
 
 
+@shelter.sheltered
 def files_of(files: PathLike | Iterable[PathLike]) -> dict[str, str]:
     """Returns the paths of files, by their names in a pack. Raises ValueError for a path that is given twice."""
     if not _is_path(files):

@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from . import opened
+from . import opened, shelter
 from .errors import CopiedWarning, Error
 from .frameworks import framework_of
 from .residency import status
@@ -115,7 +115,7 @@ def _usual_way(path: Any, e: Exception, on: _Place) -> None:
 def _place_at(path: Any, device: Any) -> _Place:
     """Returns where a file that is asked for on a device is shared."""
     try:
-        found = _Mount.of(os.stat(path).st_dev)
+        found = _Mount.of(shelter.run(lambda: os.stat(path).st_dev))
     except (OSError, TypeError, ValueError) as e:
         return _Place(None, str(e))
     if found is None:

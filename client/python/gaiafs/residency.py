@@ -75,6 +75,7 @@ def _status(name: str) -> dict[str, Any]:
         shelter.close(fd)
 
 
+@shelter.sheltered
 def mountpoint_of(path: PathLike) -> str:
     """Returns the mountpoint that a path is below. The path must exist."""
     name = os.fsdecode(path)

@@ -190,6 +190,7 @@ def about(path: str, e: Exception) -> FormatError:
     return FormatError(f"{path}: {e}")
 
 
+@shelter.sheltered
 def shards_of(path: PathLike) -> dict[str, list[str] | None]:
     """Returns the files that a path stands for, each with the tensors to take from it, or None for all of them."""
     name = os.fsdecode(path)
@@ -215,7 +216,6 @@ def shards_of(path: PathLike) -> dict[str, list[str] | None]:
     return {name: None}
 
 
-@shelter.sheltered
 def _read_index(path: str) -> dict[str, list[str] | None]:
     fds: list[int] = []
     text = b""

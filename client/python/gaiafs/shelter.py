@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Iterator
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, ParamSpec, TypeVar
 
+from . import silence
 from .errors import raise_first
 
 _P = ParamSpec("_P")
@@ -207,9 +208,13 @@ class _Job(Generic[_T]):
         self.ended.put(None)
 
     def wait(self) -> None:
+        watch = None
         while not self.done:
-            with contextlib.suppress(Empty):
+            try:
                 self.ended.get(timeout=_PIECE)
+            except Empty:
+                watch = watch or silence.Watch()
+                watch.look()
         self.wait_for_thread()
 
     def wait_for_thread(self) -> None:
