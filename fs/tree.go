@@ -282,8 +282,8 @@ func (fs *fileSystem) refresh(n *node) {
 	}
 }
 
-// find returns the node of a file handle, or nil, and the number of the file's names. Most events are of files that the mount does not know. They cost no
-// system call if the handle contains the inode number.
+// find returns the node of a file handle, or nil, and the number of the file's names. Most events are of files that the
+// mount does not know. They cost no system call if the handle contains the inode number.
 func (t *tree) find(handle string) (n *node, names uint32) {
 	if len(handle) < 4 {
 		return nil, 0

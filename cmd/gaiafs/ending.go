@@ -127,7 +127,7 @@ func (s *service) noticeDetached(is bool) {
 		if mount := s.inService.Load(); mount != nil && still && !known && !e.isGone() {
 			s.log.Warn("the mount was detached, as by umount -l: no new program finds it; this process goes on for the "+
 				"programs that use it", "process", os.Getpid(), "waiting", describeWaiting(s.cache.Waiting()),
-				"users", describe(mountedElsewhere(mount.Device())))
+				"users", describe(mountedElsewhere(mount.Device(), "")))
 		}
 	})
 }
@@ -366,7 +366,7 @@ func (s *service) awaitPrograms() {
 			return
 		case <-tick.C:
 		}
-		users := mountedElsewhere(s.mount.Device())
+		users := mountedElsewhere(s.mount.Device(), "")
 		if len(users) == 0 && s.mount.DeviceOnly() {
 			s.log.Info("the files still open are open for devices only: no longer waiting for them")
 			return

@@ -404,7 +404,7 @@ func (u *unmounting) lookElsewhere(d *daemon) error {
 	if u.detached != nil {
 		return nil // already known
 	}
-	users := mountedElsewhere(u.mount.Device)
+	users := mountedElsewhere(u.mount.Device, u.mount.Source)
 	if len(users) == 0 {
 		return nil
 	}

@@ -132,8 +132,10 @@ func usage(process, mountpoint string) string {
 }
 
 // mountedElsewhere lists where a filesystem is mounted: its mountpoints in this mount namespace, and for every other
-// namespace that has it, one process. The filesystem is identified by its device number.
-func mountedElsewhere(device string) []user {
+// namespace that has it, one process. The filesystem is identified by its device number. If it may have ended, another
+// one may have that number by now; then source is what it showed, and otherwise "".
+func mountedElsewhere(device, source string) []user {
+	ours := func(m gfs.MountInfo) bool { return m.Device == device && (source == "" || m.Source == source) }
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil
@@ -141,7 +143,7 @@ func mountedElsewhere(device string) []user {
 	var users []user
 	if mounts, err := gfs.MountsSeenBy(os.Getpid()); err == nil {
 		for _, m := range mounts {
-			if m.Device == device {
+			if ours(m) {
 				users = append(users, user{what: "the mount at " + m.Mountpoint})
 			}
 		}
@@ -170,7 +172,7 @@ func mountedElsewhere(device string) []user {
 		}
 		seen[space] = true
 		for _, m := range mounts {
-			if m.Device == device {
+			if ours(m) {
 				what := "mounted at " + m.Mountpoint + " in its mount namespace"
 				users = append(users, user{pid: pid, command: strings.TrimSuffix(string(name), "\n"), what: what})
 			}

@@ -5,10 +5,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/gaiafs/gaiafs/fs"
 )
 
 func TestUsersOfADirectory(t *testing.T) {
@@ -47,4 +50,16 @@ func TestUsersOfADirectory(t *testing.T) {
 
 	require.Contains(t, describe(make([]user, 8)), "and 3 more")
 	require.Contains(t, describe(nil), "cannot be seen")
+}
+
+// TestMountedElsewhereKnowsTheSource: after a mount has ended, another one may get its device number.
+func TestMountedElsewhereKnowsTheSource(t *testing.T) {
+	s := mountForeground(t, "--gpus=none")
+	m, err := fs.MountAt(s.mountpoint)
+	require.NoError(t, err)
+	require.NotEmpty(t, mountedElsewhere(m.Device, ""))
+	require.NotEmpty(t, mountedElsewhere(m.Device, s.source))
+	require.Empty(t, mountedElsewhere(m.Device, s.source+"2"))
+	s.signal(t, syscall.SIGTERM)
+	require.Equal(t, exitOK, s.end(t))
 }
