@@ -79,7 +79,7 @@ SOURCE does not accept stays and is named; so does what is pinned. With --recurs
 			return cmp.Or(stays, failed)
 		},
 	}
-	cmd.Flags().Var(&device, "device", "free them on device `N|all`: a number that 'gaiafs status' shows, or all")
+	cmd.Flags().Var(&device, "device", "free them on this device: `N|all`, where N is a number that 'gaiafs status' shows")
 	cmd.Flags().BoolVarP(&recursive, "recursive", "r", false, "include the files below directories")
 	return cmd
 }

@@ -127,14 +127,21 @@ func (g *gpuChoice) String() string { return g.text }
 
 func (g *gpuChoice) Type() string { return "DEVICES" }
 
-// parseOrdinals reads a list such as "0,1"; "" means the first device.
+// parseOrdinals reads a list such as "0,1"; "" means the first device. "-0,-1" names the devices that are not meant, and
+// parseOrdinals only checks it.
 func parseOrdinals(argument string) ([]int, error) {
 	if argument == "" {
 		return []int{0}, nil
 	}
 	var ordinals []int
-	for _, field := range strings.Split(argument, ",") {
-		n, err := strconv.Atoi(field)
+	fields := strings.Split(argument, ",")
+	but := strings.HasPrefix(argument, "-")
+	for _, field := range fields {
+		number, minus := strings.CutPrefix(field, "-")
+		if minus != but {
+			return nil, errors.New("name either devices, or with - before each number those that are not used")
+		}
+		n, err := strconv.Atoi(number)
 		if err != nil || n < 0 || n > pagecache.HighestDevice {
 			return nil, fmt.Errorf("%q is no device number from 0 to %d", field, pagecache.HighestDevice)
 		}
@@ -155,7 +162,7 @@ func (g *gpuChoice) open(memory int64, log *slog.Logger) (devices []gpubackend.D
 	case g.auto():
 		devices, noGPU, err = openFound(memory, log)
 	default:
-		devices, err = g.openWanted(memory)
+		devices, err = g.openWanted(memory, log)
 	}
 	if memory != 0 && errors.Is(err, gpubackend.ErrNoMemory) { // the devices exist
 		return nil, nil, fmt.Errorf("--gpus %s: %w", g, err)
@@ -174,9 +181,42 @@ func (g *gpuChoice) open(memory int64, log *slog.Logger) (devices []gpubackend.D
 	return devices, noGPU, nil
 }
 
+// without returns the choice with the devices that are meant where it names those that are not, as in "cuda:-1".
+func (g *gpuChoice) without(log *slog.Logger) (*gpuChoice, error) {
+	var parts []string
+	for rest, more := g.text, true; more; {
+		var part string
+		part, rest, more = cutKind(rest)
+		name, argument, _ := strings.Cut(part, ":")
+		if strings.HasPrefix(argument, "-") {
+			i := slices.IndexFunc(gpuBackends, func(b *gpuBackend) bool { return b.kind.String() == name })
+			all, err := gpuBackends[i].found(log)
+			if err != nil {
+				return nil, err
+			}
+			var left []string
+			for _, n := range all {
+				if !slices.Contains(strings.Split(argument, ","), fmt.Sprint("-", n)) {
+					left = append(left, strconv.Itoa(n))
+				}
+			}
+			if len(left) == 0 {
+				return nil, errors.New("none is left that can be used")
+			}
+			part = name + ":" + strings.Join(left, ",")
+		}
+		parts = append(parts, part)
+	}
+	return &gpuChoice{strings.Join(parts, ",")}, nil
+}
+
 // openWanted makes all devices that were named, or none.
-func (g *gpuChoice) openWanted(memory int64) (devices []gpubackend.Device, err error) {
-	choice, err := g.wanted()
+func (g *gpuChoice) openWanted(memory int64, log *slog.Logger) (devices []gpubackend.Device, err error) {
+	named, err := g.without(log)
+	if err != nil {
+		return nil, err
+	}
+	choice, err := named.wanted()
 	if err != nil { // Set accepts only what can be parsed
 		return nil, err
 	}

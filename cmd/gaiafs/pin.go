@@ -51,7 +51,7 @@ shows how much is locked, or why it is not.`,
 			return pin(cmd, args, device)
 		},
 	}
-	cmd.Flags().Var(&device, "device", "pin them on device `N|all|host`: a number that 'gaiafs status' shows, all, or host")
+	cmd.Flags().Var(&device, "device", "pin them on this device: `N|all|host`, where N is a number that 'gaiafs status' shows")
 	return cmd
 }
 

@@ -88,7 +88,7 @@ func (s *settings) placing() pagecache.PlacementPolicy {
 // configuration file.
 func (s *settings) flags() *pflag.FlagSet {
 	f := pflag.NewFlagSet("settings", pflag.ContinueOnError)
-	f.Var(&s.gpus, "gpus", "devices: auto, none, or several of cuda[:0,1] and emulated[:N], as in cuda:0,emulated:1")
+	f.Var(&s.gpus, "gpus", "devices: auto, none, or several of cuda[:0,1] and emulated[:N], as in cuda:0,emulated:1; cuda:-1 is all GPUs but 1")
 	f.Var(&s.gpuMemory, "gpu-memory", "memory of each device that the cache may use")
 	f.Var(&s.hostMemory, "host-memory",
 		"host memory for what grows with the work of programs: base copies, page states, pages read ahead "+

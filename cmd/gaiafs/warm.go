@@ -42,7 +42,7 @@ backing file. Both exit with 1 if something is missing or different.`,
 		Args: somePaths,
 		RunE: func(cmd *cobra.Command, args []string) error { return w.run(cmd, args) },
 	}
-	cmd.Flags().Var(&w.device, "device", "the target: a device number that 'gaiafs status' shows, all, or host")
+	cmd.Flags().Var(&w.device, "device", "bring them to this device: `N|all|host`, where N is a number that 'gaiafs status' shows")
 	cmd.Flags().BoolVarP(&w.recursive, "recursive", "r", false, "include the files below directories")
 	cmd.Flags().BoolVar(&w.check, "check", false, "only show what is on devices")
 	cmd.Flags().BoolVar(&w.verify, "verify", false, "only compare what is on devices with the backing files")

@@ -473,17 +473,19 @@ func (d *Device) allocateOnHost(ctx context.Context, size int64, by Tenant) (fou
 // allocatePinned is allocateOnHost for memory that is counted as the tenant's already. littered: it may hold old bytes.
 func (d *Device) allocatePinned(ctx context.Context, size int64,
 	by Tenant) (mem gpubackend.Memory, littered bool, err error) {
+	var last error // of allocHost
 	for evicted := true; evicted; {
 		if !d.pinned.overdrawn(by.id()) {
 			if mem, littered, err = d.allocHost(size, by.User); !errors.Is(err, gpubackend.ErrNoMemory) {
 				return mem, littered, err
 			}
+			last = err
 		}
 		if evicted, err = d.evict(ctx, TierHost, by.id(), ForPinned, sparing{copied: true}, size); err != nil {
 			return nil, false, err
 		}
 	}
-	return nil, false, errFull
+	return nil, false, lacking(d, errFull, last)
 }
 
 // allocHost is alloc for pinned host memory.

@@ -1,13 +1,17 @@
 package residency
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"log/slog"
 	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gaiafs/gaiafs/gpubackend"
+	"github.com/gaiafs/gaiafs/gpubackend/faulty"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
@@ -206,4 +210,30 @@ func TestRefusalsSayWho(t *testing.T) {
 	for _, p := range []*Pin{p, again, own} {
 		p.Free()
 	}
+}
+
+// TestNoDescriptors: if the daemon has no descriptors for more memory, requests fail at once and say so, in the log too.
+// What can leave makes room first.
+func TestNoDescriptors(t *testing.T) {
+	d, f := newPinnedDevice(t, 4, 1)
+	var log bytes.Buffer
+	d.options.Log = slog.New(slog.NewTextHandler(&log, nil))
+	none := fmt.Errorf("%w: create a memfd: %w", gpubackend.ErrNoMemory, syscall.EMFILE)
+	a, b := newKey(t, d), newKey(t, d)
+	f.Fail(faulty.Alloc, 1, none)
+	_, err := a.take(0, 0, 1)
+	require.ErrorIs(t, err, syscall.ENFILE)
+	require.ErrorContains(t, err, "the daemon has no descriptors left for memory of device 0")
+	require.Contains(t, log.String(), "level=WARN")
+	f.Fail(faulty.Alloc, 1, none)
+	f.Fail(faulty.Alloc, 2, none)
+	f.Fail(faulty.AllocHost, 1, none)
+	_, err = b.grant(false, 0, 1)
+	require.ErrorIs(t, err, syscall.ENFILE)
+	a.idle(t, 0, 1)
+	f.Fail(faulty.Alloc, 1, none)
+	p, err := b.take(0, 0, 1)
+	require.NoError(t, err)
+	require.Empty(t, a.tiers())
+	p.Free()
 }

@@ -35,6 +35,19 @@ func (d *Device) full(size int64, owner tenants.ID) error {
 	return shortage.NoRoom
 }
 
+// lacking returns err, why there is no room, unless last says that the daemon has no descriptors for more memory. Then
+// waiting does not help.
+func lacking(d *Device, err, last error) error {
+	var why shortage.Kind
+	if !errors.Is(err, errFull) && !errors.As(err, &why) ||
+		!errors.Is(last, syscall.EMFILE) && !errors.Is(last, syscall.ENFILE) {
+		return err
+	}
+	d.options.Log.Warn("no descriptors are left for memory of the device", "device", d.info.Ordinal, "error", last)
+	return refuse(syscall.ENFILE, "the daemon has no descriptors left for memory of device %d (%v); raise its limit of open "+
+		"files (ulimit -n, or LimitNOFILE= of the service)", d.info.Ordinal, last)
+}
+
 // explain returns the refusal for a request that failed with err, if that is a shortage. what names the request, which
 // needs so many bytes. pins has what it got; they are not freed yet.
 func (d *Device) explain(err error, what string, need int64, by Tenant, pins ...*Pin) error {

@@ -34,10 +34,13 @@ func (d *Device) look() seen {
 func (d *Device) allocate(ctx context.Context, size int64, owner tenants.ID,
 	there func() bool) (gpubackend.Memory, error) {
 	before := d.look()
+	var last error // of alloc
 	if !d.over(owner, size) && d.spare(size) {
-		if mem, err := d.alloc(size); !errors.Is(err, gpubackend.ErrNoMemory) {
+		mem, err := d.alloc(size)
+		if !errors.Is(err, gpubackend.ErrNoMemory) {
 			return mem, err
 		}
+		last = err
 	}
 	mine, waited, err := d.turn(ctx)
 	if err != nil {
@@ -47,7 +50,7 @@ func (d *Device) allocate(ctx context.Context, size int64, owner tenants.ID,
 	for w := (waiting{}); ; {
 		if !waited || d.over(owner, size) {
 			if err := d.makeRoom(ctx, size, owner, before, there, &w); err != nil {
-				return nil, err
+				return nil, lacking(d, err, last)
 			}
 		}
 		waited = false
@@ -55,9 +58,11 @@ func (d *Device) allocate(ctx context.Context, size int64, owner tenants.ID,
 		if d.over(owner, size) {
 			continue
 		}
-		if mem, err := d.alloc(size); !errors.Is(err, gpubackend.ErrNoMemory) {
+		mem, err := d.alloc(size)
+		if !errors.Is(err, gpubackend.ErrNoMemory) {
 			return mem, err
 		}
+		last = err
 	}
 }
 

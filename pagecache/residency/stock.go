@@ -133,18 +133,22 @@ func (s *stock) allocate(ctx context.Context, key Key, pages page.Range, by Tena
 	}
 	needs := s.open(size)
 	defer s.close()
+	var last error // of allocateOwn
 	for evicted := true; evicted; {
 		if !d.over(by.id(), size) {
-			if got, err := s.allocateOwn(size, true); !errors.Is(err, gpubackend.ErrNoMemory) {
+			got, err := s.allocateOwn(size, true)
+			if !errors.Is(err, gpubackend.ErrNoMemory) {
 				return got, err
 			}
+			last = err
 		}
 		evicted, err = d.evict(ctx, TierVRAM, by.id(), ForBracket, sparing{copied: true}, needs-d.room())
 		if err != nil {
 			return found{}, err
 		}
 	}
-	return d.allocateOnHost(ctx, size, by)
+	got, err := d.allocateOnHost(ctx, size, by)
+	return got, lacking(d, err, last)
 }
 
 // allocateOwn returns memory of the stock, which nobody else can wait for. Otherwise, if may is set, it allocates new
