@@ -280,9 +280,9 @@ func (x *system) expandWide(run *model.Run, s model.Step) []model.Step {
 			return []model.Step{flush, s} // the kernel asks without sending stores through mmap
 		}
 	case model.Store:
-		longer := x.layout.WriteBack || x.kinds["sourceappend"]
+		longer := x.kinds["sourceappend"] && !x.layout.WriteBack
 		if longer && s.Off+s.Len > run.Oracle.LeastSize() {
-			return nil // the kernel, or a change in SOURCE, makes the file longer, and the device may not know
+			return nil // a change in SOURCE makes the file longer, and the device may not know
 		}
 	case model.Release:
 		if s.Val%4 == 0 {
