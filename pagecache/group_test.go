@@ -575,6 +575,45 @@ func TestAbortedStoresWithoutAnAcquire(t *testing.T) {
 	require.Equal(t, want, p.all())
 }
 
+// TestViewOfReleasedPages: what a view copies straight from a device is what the file has: nothing past its end, and what
+// others wrote into the page, on the CPU or in SOURCE. If it cannot copy, the bytes come over home.
+func TestViewOfReleasedPages(t *testing.T) {
+	const size = page.Size + 100
+	for name, change := range map[string]func(t *testing.T, m *machine, src *source, p *program){
+		"past the end": func(_ *testing.T, _ *machine, _ *source, p *program) {
+			p.store(page.Size+5, 9)
+			p.store(size+50, 9)
+			p.release()
+		},
+		"CPU": func(t *testing.T, _ *machine, src *source, p *program) {
+			src.write(t, 20, []byte("written"))
+			p.release()
+		},
+		"SOURCE": func(_ *testing.T, _ *machine, src *source, p *program) {
+			p.release()
+			src.home.editAt(20, []byte("in SOURCE"))
+		},
+		"no way between the devices": func(_ *testing.T, m *machine, _ *source, p *program) {
+			p.release()
+			m.devices[1].Fail(faulty.CopyPeer, 1, gpubackend.ErrNoPeer)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t, 2)
+			src := m.noisyFile(size)
+			p := m.run(src, 0, 0, size, true)
+			p.store(3, p.byteAt(3)+1)
+			changed := p.byteAt(3)
+			change(t, m, src, p)
+			v := m.view(ViewRequest{Device: 1, Segments: []view.Segment{bytesOf(0, 2*page.Size)}}, src)
+			require.Equal(t, changed, v.all()[3])
+			require.Equal(t, make([]byte, 2*page.Size-size), v.all()[size:])
+			require.NoError(t, src.attached.Sync(t.Context(), nil))
+			require.Equal(t, src.home.bytes(0, size), v.all()[:size])
+		})
+	}
+}
+
 // TestViewOfWhatALostDeviceReleased: the bytes are not part of the file any more.
 func TestViewOfWhatALostDeviceReleased(t *testing.T) {
 	m := newMachine(t, 2)

@@ -290,3 +290,37 @@ func TestBracketsThatAreNotRecalled(t *testing.T) {
 	used.Done()
 	b.use(0, 2).Done()
 }
+
+// TestBracketsInPinnedMemoryAreNotKept: what did not fit on the device is not kept.
+func TestBracketsInPinnedMemoryAreNotKept(t *testing.T) {
+	m := newMovingMachine(t, 1, 1, 1)
+	c := m.travel(m.noisyFile(2*brick), 0, false)
+	by := &keeper{}
+	require.True(t, c.keep(by, 0, 1).Kept())
+	u := c.keep(&keeper{}, 0, 2)
+	require.False(t, u.Kept())
+	u.Done()
+	by.end()
+	require.Empty(t, m.cache.devices[0].kept.by, "whoever keeps nothing is not asked")
+}
+
+// deafKeeper is a client that cannot be asked.
+type deafKeeper struct{ asked int }
+
+func (k *deafKeeper) Counts() bool { return true }
+
+func (k *deafKeeper) Recall() (func(ctx context.Context) error, error) {
+	k.asked++
+	return nil, syscall.EPIPE
+}
+
+// TestKeeperThatCannotBeAsked is asked again at the next opportunity.
+func TestKeeperThatCannotBeAsked(t *testing.T) {
+	var all kept
+	by := &deafKeeper{}
+	all.add(by)
+	for range 3 {
+		all.recall(t.Context())
+	}
+	require.Equal(t, 3, by.asked)
+}

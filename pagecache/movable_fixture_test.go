@@ -65,9 +65,9 @@ type traveller struct {
 	refuses atomic.Int64
 	silent  atomic.Bool // Attends returns false
 	clings  atomic.Bool // a fault: it keeps its first memory, and answers that it moved
-	// before, if not nil, is called with each Move before the client follows it. gaveBack, if not nil, is called by the
-	// taker of memory that the client gave back.
-	before   func(m Move)
+	// before, if not nil, is called with each Move before the client follows it. An error is the client's answer.
+	// gaveBack, if not nil, is called by the taker of memory that the client gave back.
+	before   func(m Move) error
 	gaveBack func()
 	mu       sync.Mutex
 	has      map[int64]uint64 // generations by offset; protected by mu
@@ -150,7 +150,10 @@ func (c *traveller) Move(m Move) (func(ctx context.Context) error, error) {
 func (c *traveller) serve() {
 	for m := range c.moves {
 		if c.before != nil {
-			c.before(m.Move)
+			if err := c.before(m.Move); err != nil {
+				m.answer <- err
+				continue
+			}
 		}
 		c.stopped.Lock()
 		m.answer <- c.follow(m.Move)

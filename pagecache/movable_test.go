@@ -3,6 +3,7 @@ package pagecache
 import (
 	"bytes"
 	"context"
+	"errors"
 	"sync"
 	"syscall"
 	"testing"
@@ -629,12 +630,15 @@ func TestAnswerToAnOlderMove(t *testing.T) {
 	now, cancel := context.WithCancel(t.Context())
 	cancel()
 	hole, extent := make(chan struct{}), make(chan struct{})
-	c.before = func(m Move) {
+	answers := sync.OnceFunc(func() { close(extent) })
+	t.Cleanup(answers)
+	c.before = func(m Move) error {
 		if m.Tier == TierNone {
 			<-hole
 		} else {
 			<-extent
 		}
+		return nil
 	}
 	require.False(t, l.takeBack(now), "the client does not answer")
 	_, err := l.give()
@@ -644,7 +648,150 @@ func TestAnswerToAnOlderMove(t *testing.T) {
 	wait, err := l.give()
 	require.NoError(t, err)
 	require.NotNil(t, wait, "the client has not answered")
-	close(extent)
+	answers()
 	require.NoError(t, wait(t.Context()))
 	require.Equal(t, 1, c.mapped())
+}
+
+// TestBracketWhileAnExtentIsEvicted is TestBracketWhileAnExtentMoves for an eviction.
+func TestBracketWhileAnExtentIsEvicted(t *testing.T) {
+	m := newMovingMachine(t, 1, 2, 0)
+	src := m.noisyFile(brick)
+	c := m.travel(src, 0, true)
+	c.stores(1, 77)
+	x, _ := c.first()
+	c.gaveBack = func() {
+		c.gaveBack = nil
+		c.stores(2, 88)
+	}
+	require.False(t, src.attached.evict(t.Context(), c.h, x.Extent, true))
+	require.Equal(t, 1, c.mapped())
+	require.Equal(t, []byte{77, 88}, c.host[1:3])
+}
+
+// TestMemoryOfABracketIsNotTakenBack: while a bracket uses an extent, its client keeps it, and is not even asked.
+func TestMemoryOfABracketIsNotTakenBack(t *testing.T) {
+	m := newMovingMachine(t, 1, 2, 0)
+	c := m.travel(m.noisyFile(brick), 0, true)
+	u := c.use(0, 1)
+	_, l := c.first()
+	require.False(t, l.takeBack(t.Context()))
+	require.Equal(t, 1, c.mapped())
+	u.Done()
+	require.True(t, l.takeBack(t.Context()))
+	require.Zero(t, c.mapped())
+}
+
+// TestMovesNameTheFormerGeneration: a MOVE says which generation the client has, and a hole has none.
+func TestMovesNameTheFormerGeneration(t *testing.T) {
+	m := newMovingMachine(t, 1, 2, 0)
+	c := m.travel(m.noisyFile(brick), 0, true)
+	var seen [][2]uint64
+	c.before = func(m Move) error {
+		seen = append(seen, [2]uint64{m.Previous, m.Generation})
+		return nil
+	}
+	c.use(0, 1).Done()
+	_, l := c.first()
+	require.True(t, l.takeBack(t.Context()))
+	c.use(0, 1).Done()
+	require.Equal(t, [][2]uint64{{0, 1}, {1, 0}, {0, 1}}, seen)
+}
+
+// TestHoleThatIsRefused: a client that may not make a hole still has the memory.
+func TestHoleThatIsRefused(t *testing.T) {
+	m := newMovingMachine(t, 1, 2, 0)
+	c := m.travel(m.noisyFile(brick), 0, true)
+	c.use(0, 1).Done()
+	_, l := c.first()
+	c.before = func(m Move) error { return map[Tier]error{TierNone: syscall.EPERM}[m.Tier] }
+	require.False(t, l.takeBack(t.Context()))
+	require.Equal(t, 1, c.mapped())
+}
+
+// TestMoveWithoutAnAnswer: if a MOVE will have no answer, its bracket fails, and the next one sends the extent again.
+func TestMoveWithoutAnAnswer(t *testing.T) {
+	m := newMovingMachine(t, 1, 2, 0)
+	src := m.noisyFile(brick)
+	c := m.travel(src, 0, true)
+	fails := true
+	c.before = func(Move) error {
+		if fails {
+			fails = false
+			return errors.New("the connection has ended")
+		}
+		return nil
+	}
+	_, err := c.try(0, 1)
+	require.ErrorContains(t, err, "the connection has ended")
+	u, err := c.try(0, 1)
+	require.NoError(t, err)
+	requireSame(t, src.home.bytes(0, brick), c.host)
+	u.Done()
+}
+
+// TestNothingIsTakenBackFromAClientThatEnded: it is not asked any more.
+func TestNothingIsTakenBackFromAClientThatEnded(t *testing.T) {
+	m := newMovingMachine(t, 1, 2, 0)
+	c := m.travel(m.noisyFile(brick), 0, true)
+	c.use(0, 1).Done()
+	_, l := c.first()
+	c.end()
+	require.True(t, l.takeBack(t.Context()))
+}
+
+// TestChargesOfSeveralMoves: a client that owes several answers is charged once for each extent, until the last answer.
+func TestChargesOfSeveralMoves(t *testing.T) {
+	m := newMovingMachine(t, 1, 2, 0)
+	c := m.travel(m.noisyFile(2*brick), 0, true)
+	c.use(0, 2).Done()
+	charged := func() int64 { return m.cache.devices[0].room.Status().Mapped }
+	first, second := make(chan struct{}), make(chan struct{})
+	c.chargeLeases(func() { <-first })
+	c.chargeLeases(func() { <-second })
+	require.EqualValues(t, 2*brick, charged())
+	close(first)
+	require.Eventually(t, func() bool { return c.deaf.Load() == 1 }, time.Minute, time.Millisecond)
+	require.EqualValues(t, 2*brick, charged())
+	close(second)
+	require.Eventually(t, func() bool { return charged() == 0 }, time.Minute, time.Millisecond)
+}
+
+// TestBracketOverTwoDevices is refused.
+func TestBracketOverTwoDevices(t *testing.T) {
+	m := newMovingMachine(t, 2, 2, 0)
+	src := m.noisyFile(brick)
+	c, d := m.travel(src, 0, true), m.travel(src, 1, true)
+	_, err := m.cache.Use(t.Context(), []Use{c.over(0, 1), d.over(0, 1)}, UseOptions{})
+	require.ErrorIs(t, err, syscall.EINVAL)
+}
+
+// TestBracketShowsNoSecrets: a bracket gives its client a whole extent, with nothing in it that was overwritten, outside
+// its mapping either.
+func TestBracketShowsNoSecrets(t *testing.T) {
+	m := newMovingMachine(t, 1, 2, 0)
+	src := m.noisyFile(brick)
+	m.travel(src, 0, false).use(0, 1).Done()
+	src.write(t, 10*page.Size, make([]byte, page.Size))
+	c := m.travelAs(src, 0, MapRequest{Len: page.Size})
+	u := c.use(0, 1)
+	x, _ := c.first()
+	got := make([]byte, page.Size)
+	require.NoError(t, m.devices[0].CopyOut(t.Context(),
+		[]gpubackend.Copy{{Mem: x.Memory(), Off: 10 * page.Size, Host: got}}))
+	require.Equal(t, make([]byte, page.Size), got)
+	u.Done()
+}
+
+// TestBracketAfterAChangeInSource: a bracket knows the file's size in SOURCE.
+func TestBracketAfterAChangeInSource(t *testing.T) {
+	m := newMovingMachine(t, 1, 2, 0)
+	src := m.noisyFile(brick)
+	c := m.travelAs(src, 0, MapRequest{Len: 2 * brick})
+	c.use(0, 1).Done()
+	src.home.resize(2 * brick)
+	src.home.editAt(brick+7, []byte("in SOURCE"))
+	u := c.use(1, 2)
+	require.Equal(t, "in SOURCE", string(c.host[brick+7:][:9]))
+	u.Done()
 }

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
 // TestBudgetShrinks: idle extents leave, those first that no program changed. Mapped extents stay, and no memory is
@@ -40,6 +42,14 @@ func TestBudgetShrinks(t *testing.T) {
 	require.NoError(t, err, "the extent leaves once nobody maps it")
 	require.Empty(t, mapped.tiers())
 	one.Free()
+	share := func() int64 {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return d.ledger.Share(tenants.User(0))
+	}
+	require.EqualValues(t, granule, share())
+	require.NoError(t, d.SetBudget(ctx, 4*granule, ""))
+	require.EqualValues(t, 4*granule, share())
 }
 
 // TestBudgetGrows: a budget can exceed the one that the device was made with, but not the device's memory.

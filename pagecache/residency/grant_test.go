@@ -361,3 +361,84 @@ func TestWhoGivesUpLeavesTheLine(t *testing.T) {
 	g.Free()
 	require.NoError(t, <-behind)
 }
+
+// TestPinWaitsForAMove: whoever pins an extent that is moving gets it in its new place.
+func TestPinWaitsForAMove(t *testing.T) {
+	d, _ := newPinnedDevice(t, 2, 2)
+	k := newKey(t, d)
+	k.idle(t, 0, 1)
+	x := k.Extents(granules(0, 1))[0]
+	var pinned <-chan outcome
+	moved := x.Demote(context.Background(), func(_, _ gpubackend.Memory) error {
+		asked := k.asked.Load()
+		pinned = k.taking(0, 0, 1)
+		require.Eventually(t, func() bool { return k.asked.Load() > asked+3 || len(pinned) > 0 }, patient,
+			time.Millisecond)
+		still(t, pinned)
+		return nil
+	})
+	require.True(t, moved)
+	p := soon(t, pinned)
+	require.Equal(t, []*Extent{x}, p.Extents())
+	p.Free()
+}
+
+// TestWhatIsUsedDoesNotMove: an extent that somebody maps or copies from stays in its place.
+func TestWhatIsUsedDoesNotMove(t *testing.T) {
+	d, _ := newPinnedDevice(t, 1, 1)
+	k := newKey(t, d)
+	p, err := k.take(0, 0, 1)
+	require.NoError(t, err)
+	x := p.Extents()[0]
+	moves := func() bool {
+		return x.Demote(context.Background(), func(_, _ gpubackend.Memory) error { return nil })
+	}
+	x.LetGo() // so that only the count of pins says that it is mapped
+	require.False(t, moves(), "mapped")
+	x.Hold()
+	p.Free()
+	x.Hold()
+	require.False(t, moves(), "copied")
+	x.LetGo()
+	require.True(t, moves())
+}
+
+// TestWhoHadMemory: memory that a user may still have is passed on to no other user, whether its extent moved or left.
+func TestWhoHadMemory(t *testing.T) {
+	for name, gives := range map[string]func(t *testing.T, k *key, x *Extent, own gpubackend.Memory){
+		"moves": func(t *testing.T, _ *key, x *Extent, own gpubackend.Memory) {
+			moved, err := x.Move(TierVRAM, own, func(gpubackend.Memory) error { return nil })
+			require.NoError(t, err)
+			require.True(t, moved)
+		},
+		"leaves": func(t *testing.T, k *key, _ *Extent, own gpubackend.Memory) {
+			k.letGo(t)
+			require.NoError(t, own.Free())
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d, f := newPinnedDevice(t, 2, 3)
+			d.info.ReadOnlyExports = false
+			k := newKey(t, d)
+			k.preference.Store(&Preference{OnHost: true})
+			g, err := d.Grant(t.Context(), []Want{k.want(0, 1)}, Asking{By: Tenant{User: 1}, Patience: patient})
+			require.NoError(t, err)
+			g.Free()
+			x := k.Extents(granules(0, 1))[0]
+			require.Equal(t, TierHost, x.Placement().Tier)
+			mem := x.Memory()
+			file, err := mem.Export(true)
+			require.NoError(t, err)
+			dup, err := syscall.Dup(int(file.Fd()))
+			require.NoError(t, err)
+			own, err := f.Alloc(granule)
+			require.NoError(t, err)
+			gives(t, k, x, own)
+			other, _, err := d.pinned.take(d, granule, 2)
+			require.NoError(t, err)
+			require.NotSame(t, mem, other)
+			d.pinned.put(d, other, nil)
+			require.NoError(t, syscall.Close(dup))
+		})
+	}
+}

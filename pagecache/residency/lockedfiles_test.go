@@ -147,3 +147,18 @@ func TestLockedForAnotherUser(t *testing.T) {
 	require.ErrorIs(t, p.CheckFile(file, second, 4*granule), syscall.EDQUOT)
 	require.NoError(t, p.CheckFile(file, second, 3*granule))
 }
+
+// TestRetiredHotFileThatIsFreed counts for nothing any more.
+func TestRetiredHotFileThatIsFreed(t *testing.T) {
+	p := NewPinned(8 * granule)
+	m, err := p.LockHot(&lockedFile{}, 3*granule)
+	require.NoError(t, err)
+	m.Retire()
+	m.Free()
+	m, err = p.LockHot(&lockedFile{}, 3*granule)
+	require.NoError(t, err)
+	p.SetLimit(4 * granule)
+	require.True(t, p.HotOver())
+	m.Free()
+	require.False(t, p.HotOver())
+}

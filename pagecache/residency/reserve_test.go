@@ -295,3 +295,26 @@ func manyOnce(t *testing.T, rnd *rand.Rand, user uint32, keys []*key, f *faulty.
 	}
 	p.Free()
 }
+
+// rivalKey is a key that gets an extent for the first granule from another reservation, right before it adopts one.
+type rivalKey struct {
+	*key
+	t    *testing.T
+	once sync.Once
+}
+
+func (k *rivalKey) Adopt(x *Extent) bool {
+	k.once.Do(func() { soon(k.t, k.taking(0, 0, 1)).Free() })
+	return k.key.Adopt(x)
+}
+
+// TestExtentThatIsNotAdopted: an extent that comes too late is freed, and its reservation gets the other one.
+func TestExtentThatIsNotAdopted(t *testing.T) {
+	d, f := newDevice(t, 2, 1)
+	k := &rivalKey{key: newKey(t, d), t: t}
+	p, err := d.Reserve(t.Context(), k, Request{Pages: granules(0, 1), Size: granule})
+	require.NoError(t, err)
+	require.Equal(t, k.has, p.Extents())
+	require.EqualValues(t, granule, f.Used())
+	p.Free()
+}

@@ -137,3 +137,14 @@ func TestViewsHaveFewExtents(t *testing.T) {
 	}
 	require.EqualValues(t, 4*mib, ViewSize(gpubackend.Info{Memory: 256 * mib, Granularity: 2 * mib}, 17*mib))
 }
+
+// TestCutLeavesExtents: only the place for a new extent is cut.
+func TestCutLeavesExtents(t *testing.T) {
+	pages, part := page.Range{End: 4 * 512}, page.Range{End: 100}
+	there := []piece{{&Extent{pages: pages}, pages}}
+	require.Zero(t, cut(there, part, 2*mib))
+	require.Equal(t, pages, there[0].pages)
+	place := []piece{{nil, pages}}
+	require.EqualValues(t, 6*mib, cut(place, part, 2*mib))
+	require.EqualValues(t, 512, place[0].pages.End)
+}

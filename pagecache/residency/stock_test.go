@@ -164,3 +164,38 @@ func TestFewVictimsAtOnce(t *testing.T) {
 	(<-granted).Free()
 	require.Empty(t, a.tiers())
 }
+
+// TestVictimsOfSeveralTenants: if several extents leave at once, each is chosen as if the earlier ones had left.
+func TestVictimsOfSeveralTenants(t *testing.T) {
+	d, _ := newDevice(t, 7, 1)
+	a, b, c := newKey(t, d), newKey(t, d), newKey(t, d)
+	a.bracket(t, 1, 0, 4).Free()
+	b.bracket(t, 2, 0, 3).Free()
+	c.bracket(t, 3, 0, 4).Free()
+	require.InDelta(t, len(a.tiers()), len(b.tiers()), 1)
+}
+
+// TestStockOfOneSize: a stock keeps as many memories of one size as its grant lacks, and frees what is left.
+func TestStockOfOneSize(t *testing.T) {
+	d, f := newDevice(t, 8, 1)
+	s := &stock{dev: d, size: granule, lacks: 1}
+	d.mu.Lock()
+	d.stock = s
+	d.mu.Unlock()
+	keeps := func(size int64) bool {
+		mem, err := f.Alloc(size)
+		require.NoError(t, err)
+		kept := s.keep(mem, nil)
+		if !kept {
+			require.NoError(t, mem.Free())
+		}
+		return kept
+	}
+	require.False(t, keeps(2*granule))
+	require.True(t, keeps(granule))
+	require.False(t, keeps(granule), "the grant lacks no more")
+	require.Nil(t, s.take(2*granule))
+	s.close()
+	s.drop()
+	require.Zero(t, f.Used())
+}
