@@ -537,7 +537,8 @@ func TestEmptyArguments(t *testing.T) {
 	}
 }
 
-// Of several commands that unmount at once, one succeeds, and the others say that they came late.
+// Of several commands that unmount at once, one succeeds, and the others say that they came late. One that finds the
+// daemon by its socket, while it ends, says what it can.
 func TestUmountsAtOnce(t *testing.T) {
 	p := newPlace(t)
 	for range 5 {
@@ -555,7 +556,9 @@ func TestUmountsAtOnce(t *testing.T) {
 			if r.code == exitOK {
 				done++
 			} else {
-				require.Regexp(t, "has just been unmounted by another program|is not a mountpoint of gaiafs", r.err)
+				require.Regexp(t, "has just been unmounted by another program|is not a mountpoint of gaiafs|"+
+					"was detached before: its daemon ended before it said", r.err)
+				require.NotContains(t, r.err, "ioctl")
 			}
 		}
 		require.NotZero(t, done)
