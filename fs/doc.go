@@ -46,7 +46,7 @@
 // A file may refer to the files before it. internal/ratchet counts the references that run the other way, and lets
 // them only become fewer.
 //
-//	values:     errno proc credentials mountinfo fusermount interrupt readers testing guard
+//	values:     errno proc callers credentials mountinfo fusermount interrupt readers testing guard
 //	source:     strict witness events_parse events events_marks tree below
 //	nodes:      node descriptors node_table handles unlinked passthrough kernel_opens
 //	kernel:     kernel_pages longer

@@ -59,11 +59,11 @@ func TestAppendedHomeThatWasFilledIsKept(t *testing.T) {
 	src.home.editAt(end, bytes.Repeat([]byte{7}, 10))
 	f := src.attached
 	f.mu.Lock()
-	noticed := f.changes
+	noticed := f.home.LookedAt()
 	_, _ = f.home.Look()
-	f.changes = f.home.Noticed() // as if the change came right after the look
+	f.home.HasLookedAt(f.home.Noticed()) // as if the change came right after the look
 	require.NoError(t, f.acquireAllLocked(context.Background(), p.Mapping.h, page.Range{End: 1}))
-	f.changes = noticed
+	f.home.HasLookedAt(noticed)
 	f.mu.Unlock()
 	_, err = f.CheckHome(context.Background())
 	require.NoError(t, err)
@@ -91,10 +91,10 @@ func TestAppendedBetweenLookAndCollect(t *testing.T) {
 	src.home.resize(end + len(added))
 	src.home.editAt(end, added)
 	_, _ = f.home.Look()
-	noticed := f.changes
-	f.changes = f.home.Noticed()
+	noticed := f.home.LookedAt()
+	f.home.HasLookedAt(f.home.Noticed())
 	require.NoError(t, f.collectLocked(context.Background(), page.Range{End: 2}, false))
-	f.changes = noticed
+	f.home.HasLookedAt(noticed)
 	f.mu.Unlock()
 	want := append(make([]byte, end), added...)
 	want[0] = 3

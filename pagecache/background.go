@@ -117,7 +117,7 @@ func (f *File) collectDue(ctx context.Context) {
 		return
 	}
 	f.untrackIdleLocked()
-	if home, ok := f.home.(RemovableHome); ok && !f.orphan && home.Removed() {
+	if !f.orphan && f.home.Removed() {
 		f.orphan = true // it was removed directly in SOURCE
 	}
 	f.dropIdleLocked()

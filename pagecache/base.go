@@ -9,6 +9,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
+	"github.com/gaiafs/gaiafs/pagecache/home"
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
@@ -29,13 +30,8 @@ type agreement struct {
 	sums  []gpubackend.Digest
 }
 
-// changedBeside is the error for pages whose bytes in home are not those that replicas agreed on: home was changed
-// directly in SOURCE since the last look. An empty list means that the pages are not known.
-type changedBeside struct{ pages []page.Range }
-
-func (e *changedBeside) Error() string {
-	return "the backing file was changed directly since it was last checked"
-}
+// changedBeside is the error for pages that were changed directly in SOURCE since the last look.
+type changedBeside = home.Changed
 
 // newKeepingLocked returns the keeping for a plan. Nothing has been read yet.
 func (f *File) newKeepingLocked(keep []lrc.PageBase) (k keeping) {
@@ -92,7 +88,7 @@ func (k *keeping) read(f *File) error {
 		others = append(others, o...)
 	}
 	if len(others) > 0 {
-		return &changedBeside{others}
+		return &changedBeside{Pages: others}
 	}
 	return nil
 }

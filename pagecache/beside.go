@@ -34,8 +34,8 @@ import (
 
 // A collect looks at home repeatedly: before it determines the bases of released pages, and again right before it
 // writes some of them, which may be much later. Direct changes made between that look and the write of their page are
-// overwritten: no system call writes only if a file is unchanged. One look is for at most about homeWrite bytes, and
-// for writes that begin within lookAgain, so this takes no longer than one large write does.
+// overwritten: no system call writes only if a file is unchanged. One look is for at most about home.WriteSize bytes,
+// and for writes that begin within home.LookAgain, so this takes no longer than one large write does.
 //
 // A look cannot detect everything. It misses later changes and, if no events are reported, changes made while the mount
 // itself changes the file. So bytes that are about to be kept as a base are compared with what the replicas agreed on.
@@ -59,7 +59,7 @@ func (n *besides) again(err error) (pages []page.Range, again bool, _ error) {
 	if *n++; *n > mostBeside {
 		return nil, false, fail(syscall.EIO, "the backing file keeps being changed directly in a page that devices changed too")
 	}
-	return beside.pages, true, nil
+	return beside.Pages, true, nil
 }
 
 // CheckHome reports whether home was changed directly in SOURCE since the File last looked. It does not update replicas
@@ -78,15 +78,15 @@ func (f *File) checkedIn(ctx context.Context) (changed bool, kernel KernelPages,
 	if f.detached.Load() {
 		return false, nil, nil
 	}
-	before := f.changes
+	before := f.home.LookedAt()
 	err = f.lookLocked(ctx)
-	return f.changes != before, f.kernel.Pages(), err
+	return f.home.LookedAt() != before, f.kernel.Pages(), err
 }
 
 // lookLocked is CheckHome for callers that hold mu.
 func (f *File) lookLocked(ctx context.Context) error {
 	n, err := f.home.Look()
-	if err != nil || n == f.changes {
+	if err != nil || n == f.home.LookedAt() {
 		return err
 	}
 	sig, err := f.home.Signature()
@@ -96,25 +96,7 @@ func (f *File) lookLocked(ctx context.Context) error {
 	if err := f.changedBesideLocked(ctx, sig.Size); err != nil {
 		return err // the next look tries again
 	}
-	f.changes = n
-	return nil
-}
-
-// asSeenLocked fails with changedBeside if home was changed directly since the last look. It does not count as a look
-// itself.
-func (f *File) asSeenLocked() error {
-	n, err := f.home.Look()
-	if err != nil {
-		return err
-	}
-	return f.unchangedLocked(n)
-}
-
-// unchangedLocked fails with changedBeside if a look that found so many changes found new ones.
-func (f *File) unchangedLocked(changes uint64) error {
-	if changes != f.changes {
-		return &changedBeside{}
-	}
+	f.home.HasLookedAt(n)
 	return nil
 }
 
@@ -140,7 +122,7 @@ func (f *File) changedBesideLocked(ctx context.Context, size int64) error {
 // still known. No replica may be brought up to date before its bytes past the former end are zeroed: zeroing it
 // afterwards would lose the bytes that home gained.
 func (f *File) resizedLocked(ctx context.Context, size int64) error {
-	before := f.size
+	before := f.home.Size()
 	if size == before {
 		return nil
 	}
@@ -166,7 +148,7 @@ func (f *File) resizedLocked(ctx context.Context, size int64) error {
 		err = f.zeroReplicasLocked(ctx, page.Bytes{Off: before, End: size})
 	}
 	if err == nil {
-		f.size = size
+		f.home.SetSize(size)
 	}
 	return err
 }
@@ -224,7 +206,7 @@ func (f *File) keepEndLocked(ctx context.Context, end int64) error {
 // programs stored past the end.
 func (f *File) foundChangedLocked(ctx context.Context, pages []page.Range) error {
 	f.doubt = union(f.doubt, pages)
-	if len(before(slices.Clone(pages), page.Index(f.size>>page.Shift))) == 0 {
+	if len(before(slices.Clone(pages), page.Index(f.home.Size()>>page.Shift))) == 0 {
 		return nil
 	}
 	f.home.ChangedBeside()

@@ -101,7 +101,7 @@ func TestWhoFindsAChangeTellsTheKernel(t *testing.T) {
 	src.kernel.hook = func(int64, int64) { told++ }
 	src.home.editAt(20, []byte{1})
 	f.mu.Lock()
-	f.home = lookedAt{src.home, found}
+	f.home.SetBackingForTesting(lookedAt{src.home, found})
 	f.mu.Unlock()
 	require.NoError(t, f.checkHome(ctx))
 	require.Error(t, ctx.Err())
@@ -303,7 +303,7 @@ func TestBackgroundNoticesDirectChanges(t *testing.T) {
 	require.Eventually(t, func() bool {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		return f.changes > 0 && len(f.doubt) == 0
+		return f.home.LookedAt() > 0 && len(f.doubt) == 0
 	}, 10*time.Second, time.Millisecond)
 	p.store(0, 1)
 	p.release()

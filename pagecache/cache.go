@@ -18,6 +18,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache/cleanread"
+	"github.com/gaiafs/gaiafs/pagecache/home"
 	"github.com/gaiafs/gaiafs/pagecache/live"
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 	"github.com/gaiafs/gaiafs/pagecache/mover/schedule"
@@ -87,10 +88,9 @@ type Cache struct {
 	log       *slog.Logger
 	interval  time.Duration
 	writeBack bool
-	// bufferedReads, neighbourLinks and leastRelayed are immutable. Tests set leastRelayed; otherwise it is the
-	// constant.
-	bufferedReads, neighbourLinks bool
-	leastRelayed                  int64
+	// neighbourLinks and leastRelayed are immutable. Tests set leastRelayed; otherwise it is the constant.
+	neighbourLinks bool
+	leastRelayed   int64
 	// trustUsers is immutable.
 	trustUsers bool
 
@@ -103,20 +103,13 @@ type Cache struct {
 	mu    sync.Mutex
 	files map[FileID]*File // protected by mu
 	heats heats            // protected by mu
-	// coldWays is keyed by the device number of the filesystem. Protected by mu.
-	coldWays map[uint64]*mover.ColdWay
 	// viewsByKey has all views. Protected by mu.
 	viewsByKey map[viewKey]*View
 	viewUses   uint64  // counts uses of views; protected by mu
 	closed     bool    // protected by mu
 	losses     []*Loss // protected by mu; everything that was lost with devices so far
-	// noDirectReasons say why files are read through the host's page cache although BufferedReads is not set.
-	// Protected by mu.
-	noDirectReasons []string
 
 	leastPeer int64 // immutable; tests lower it
-	// leastParallel is the constant of that name. Immutable; tests lower it.
-	leastParallel int64
 	// leastFlight is the number of pages that a read must fetch from devices before they fly. landPause, relockAfter
 	// and hotAge are the constants of these names unless a test changes them. All are immutable.
 	leastFlight int64
@@ -140,13 +133,13 @@ type Cache struct {
 
 	memory   account
 	pages    pageMemory // of bases
+	homes    home.Mount
 	counters Counters
 	// recording receives accesses; nil while nobody records.
 	recording atomic.Pointer[Recording]
 
 	background sync.WaitGroup
 	lanes      lanes
-	reads      sync.WaitGroup  // reads of home for mappings that run without File.mu
 	life       context.Context // of the background's work; stop ends it
 	stop       context.CancelFunc
 	relieve    chan struct{} // base copies take too much memory
@@ -209,25 +202,25 @@ func New(o Options) (*Cache, error) {
 		return nil, err
 	}
 	c := &Cache{
-		log:           o.Log,
-		interval:      o.WriteBackInterval,
-		leastPeer:     leastPeer,
-		leastParallel: leastParallelFor(runtime.GOMAXPROCS(0)),
-		gather:        gatherTime,
-		leastFlight:   leastFlightFor(o.DeviceReads),
-		landPause:     landPause,
-		relockAfter:   relockAfter,
-		hotAge:        hotAge,
-		pinTick:       cmp.Or(o.pinTick, pinTick),
-		writeBack:     o.WriteBack,
+		log:         o.Log,
+		interval:    o.WriteBackInterval,
+		leastPeer:   leastPeer,
+		gather:      gatherTime,
+		leastFlight: leastFlightFor(o.DeviceReads),
+		landPause:   landPause,
+		relockAfter: relockAfter,
+		hotAge:      hotAge,
+		pinTick:     cmp.Or(o.pinTick, pinTick),
+		writeBack:   o.WriteBack,
 
 		stuckAfter: cmp.Or(o.stuckAfter, defaultStuckAfter),
 
-		bufferedReads: o.BufferedReads, neighbourLinks: o.NeighbourLinks, leastRelayed: leastRelayed,
-		trustUsers: o.TrustUsers,
+		homes: home.Mount{
+			Log: o.Log, Buffered: o.BufferedReads, LeastParallel: home.LeastParallelFor(runtime.GOMAXPROCS(0)),
+		},
+		neighbourLinks: o.NeighbourLinks, leastRelayed: leastRelayed, trustUsers: o.TrustUsers,
 
-		files: make(map[FileID]*File), heats: make(heats), coldWays: make(map[uint64]*mover.ColdWay),
-		viewsByKey: make(map[viewKey]*View),
+		files: make(map[FileID]*File), heats: make(heats), viewsByKey: make(map[viewKey]*View),
 
 		relieve:  make(chan struct{}, 1),
 		lost:     make(chan struct{}, 1),
@@ -466,7 +459,7 @@ func (c *Cache) waitWork() {
 	c.background.Wait() // it gives the lanes work
 	c.lanes.work.Wait()
 	c.background.Wait() // lanes, and reads that came in late, may have started work
-	c.reads.Wait()
+	c.homes.Reads.Wait()
 }
 
 // lastWait is how long Close waits after the end of its context for work that may just end.

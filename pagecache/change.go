@@ -130,7 +130,7 @@ func (f *File) changeLocked(ctx context.Context, c Change, found besides, do fun
 	if err != nil {
 		return err
 	}
-	if f.size != before { // a collect found a direct change
+	if f.home.Size() != before { // a collect found a direct change
 		return f.changeAgainLocked(ctx, asked, found, &changedBeside{}, do)
 	}
 	// When the file grows, bytes that programs stored past end of file do not become part of it.
@@ -188,7 +188,7 @@ func (f *File) settleEndLocked(ctx context.Context) (size int64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	if sig.Size != f.size {
+	if sig.Size != f.home.Size() {
 		if err := f.changedBesideLocked(ctx, sig.Size); err != nil {
 			return 0, err
 		}
@@ -224,11 +224,11 @@ func (f *File) bringForChangeLocked(ctx context.Context, c Change, rg page.Range
 // changedSizeLocked records the size of home after a change that reached up to end. before is the size before it.
 func (f *File) changedSizeLocked(ctx context.Context, c Change, before, end int64) error {
 	if c.Kind != ChangeShift {
-		return f.noteSizeLocked(before, max(before, end))
+		return f.home.NoteSize(before, max(before, end))
 	}
-	err := f.noteSizeLocked(0, math.MaxInt64)
-	if f.size < before {
-		err = cmp.Or(err, f.cutLocked(ctx, f.size))
+	err := f.home.NoteSize(0, math.MaxInt64)
+	if f.home.Size() < before {
+		err = cmp.Or(err, f.cutLocked(ctx, f.home.Size()))
 	}
 	return err
 }
@@ -290,7 +290,7 @@ func (f *File) truncateLocked(ctx context.Context, before, former, size int64, d
 		if err := do(size, 0); err != nil {
 			return err
 		}
-		f.size = size
+		f.home.SetSize(size)
 		return nil
 	}
 	plan := f.lrc.BeginTruncate(page.Count(size))
@@ -299,7 +299,7 @@ func (f *File) truncateLocked(ctx context.Context, before, former, size int64, d
 		plan.Abort()
 		return err
 	}
-	f.size = size
+	f.home.SetSize(size)
 	f.kernel.Zeroes(page.From(size))
 	return f.cutPlannedLocked(ctx, size, plan)
 }

@@ -108,8 +108,7 @@ func (f *File) servesLocked() bool {
 	if !held {
 		return false
 	}
-	changes, err := f.home.Look()
-	return err == nil && changes == f.changes
+	return f.home.AsSeen() == nil
 }
 
 // havesLocked returns what devices have of rg that equals home. If a copy of a tracked page was found torn in the
@@ -167,7 +166,7 @@ func (e executor) Facts(ctx context.Context, rg page.Range) *cleanread.Facts {
 	if f.detached.Load() {
 		return nil
 	}
-	return f.clean.Facts(rg, f.size, f.havesLocked(rg, true))
+	return f.clean.Facts(rg, f.home.Size(), f.havesLocked(rg, true))
 }
 
 // NothingPending implements cleanread.Executor.
@@ -192,8 +191,8 @@ func (e executor) BorrowHome() (readAt func(p []byte, off int64) (int, error), g
 	if f.detached.Load() {
 		return nil, nil
 	}
-	f.beginRead()
-	return f.home.ReadAt, f.endRead
+	f.home.BeginRead()
+	return f.home.Backing().ReadAt, f.home.EndRead
 }
 
 // Push implements cleanread.Executor.

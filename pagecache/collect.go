@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"math"
 	"slices"
 	"sync"
 	"time"
@@ -266,126 +265,6 @@ func (f *File) keepCollectedLocked(keep []lrc.PageBase, ranges []page.Range, par
 	}
 }
 
-const (
-	// homeWrite is the size in bytes beyond which larger writes to home gain nothing. Home is looked at again after as
-	// many.
-	homeWrite = 1 << 20
-	// Adjacent runs of leastParallel bytes or more are written by several cores at once, about mostParallel at a time.
-	// With parallelCores or more, that takes at most three times as long as a write of homeWrite by one core. With
-	// fewer it is hardly faster than writes: each byte takes a core 1.7 times as long.
-	leastParallel = 4 << 20
-	mostParallel  = 8 << 20
-	parallelCores = 4
-	// lookAgain is how long after a look at home the last write begins that relies on it.
-	lookAgain = 100 * time.Microsecond
-)
-
-// writeHomeLocked writes the pages of ranges home, up to end of file, and returns how many ranges were written. It may
-// stop after limit bytes. Bytes that others append directly in SOURCE lie past the end that devices know. Devices have
-// zeros there, so these are not written. With careful set, home has been looked at; it looks again before writes, and
-// fails with changedBeside.
-func (f *File) writeHomeLocked(
-	ranges []page.Range, bufs [][]byte, careful bool, limit int64,
-) (written int, err error) {
-	noticed := f.changes
-	if !careful {
-		if noticed, err = f.home.Look(); err != nil {
-			return 0, err
-		}
-	}
-	sig, err := f.home.Signature()
-	if err != nil {
-		return 0, err
-	}
-	f.times.beginWriting(sig, noticed)
-	for written < len(ranges) && err == nil && limit > 0 {
-		n := 0
-		n, err = f.writeSomeLocked(ranges[written:], bufs[written:], min(sig.Size, f.size), careful)
-		limit -= sizeOf(ranges[written : written+n])
-		written += n
-	}
-	if failed := f.times.endWriting(f.home); failed != nil {
-		f.c.log.Debug("write-back cannot restore the time of modification", "file", f.Name(), "error", failed)
-	}
-	return written, err
-}
-
-// writeSomeLocked is writeHomeLocked for as many of ranges as one look is for, and bytes below size.
-func (f *File) writeSomeLocked(ranges []page.Range, bufs [][]byte, size int64, careful bool) (written int, err error) {
-	changes, end, err := f.home.BeginWrites()
-	if err != nil {
-		return 0, err
-	}
-	defer end()
-	if careful {
-		if err := f.unchangedLocked(changes); err != nil {
-			return 0, err
-		}
-	}
-	if written = f.writeParallelLocked(ranges, bufs, size); written > 0 {
-		return written, nil
-	}
-	bytes := int64(0)
-	for began := time.Now(); written < len(ranges); {
-		runs, n, err := f.writeNextLocked(ranges[written:], bufs[written:], size, homeWrite-bytes)
-		if err != nil {
-			return written, err
-		}
-		written, bytes = written+runs, bytes+n
-		if bytes >= homeWrite || time.Since(began) >= lookAgain {
-			break
-		}
-	}
-	return written, nil
-}
-
-// writeNextLocked writes the first of ranges, up to size. Runs that adjoin it in the file and in memory are written
-// with it, until there are most bytes. It returns the number of runs and of their bytes.
-func (f *File) writeNextLocked(ranges []page.Range, bufs [][]byte, size, most int64) (runs int, n int64, err error) {
-	rg, buf, runs := ranges[0], bufs[0], 1
-	for _, next := range ranges[1:] {
-		more := bufs[runs]
-		if next.Start != rg.End || int64(len(buf)) >= most || cap(buf) == len(buf) ||
-			&buf[:len(buf)+1][len(buf)] != &more[0] {
-			break
-		}
-		rg.End, buf, runs = next.End, buf[:len(buf)+len(more)], runs+1
-	}
-	if n := min(rg.Bytes(), size-rg.Offset()); n > 0 {
-		_, err = f.home.WriteAt(buf[:n], rg.Offset())
-	}
-	return runs, rg.Bytes(), err
-}
-
-// leastParallelFor returns leastParallel for a machine with so many cores.
-func leastParallelFor(cores int) int64 {
-	if cores < parallelCores {
-		return math.MaxInt64
-	}
-	return leastParallel
-}
-
-// writeParallelLocked writes the first of ranges and those that adjoin it in the file by several cores, if they are
-// large enough and end before size. It returns the number of runs; 0 means that they have to be written in another way.
-func (f *File) writeParallelLocked(ranges []page.Range, bufs [][]byte, size int64) (runs int) {
-	home, ok := f.home.(ParallelWriter)
-	if !ok {
-		return 0
-	}
-	n := int64(0)
-	for ; runs < len(ranges) && n < mostParallel && ranges[runs].End.Offset() <= size; runs++ {
-		if runs > 0 && ranges[runs].Start != ranges[runs-1].End {
-			break
-		}
-		n += ranges[runs].Bytes()
-	}
-	if n < f.c.leastParallel || !home.WriteParallel(bufs[:runs], ranges[0].Offset()) {
-		return 0
-	}
-	f.count(func(c *Counters) { c.ParallelPages.Add(n >> page.Shift) })
-	return runs
-}
-
 // collectAll brings everything released of the file home, except draining pages. It works in parts, and calls arrived,
 // if not nil, after each part without File.mu.
 func (f *File) collectAll(ctx context.Context, arrived func(part page.Range)) error {
@@ -451,11 +330,13 @@ func (f *File) Sync(ctx context.Context, do func() error) error {
 		return err
 	}
 	whole := page.Range{End: f.lrc.End()}
-	home, begins := f.home.(WriteBacker)
-	begins = begins && !f.detached.Load()
-	f.beginRead()
+	var start func(off, n int64)
+	if !f.detached.Load() {
+		start = f.home.WriteBack()
+	}
+	f.home.BeginRead()
 	f.mu.Unlock()
-	defer f.endRead()
+	defer f.home.EndRead()
 	if err := f.kernel.Await(ctx, whole); err != nil {
 		return err
 	}
@@ -465,8 +346,8 @@ func (f *File) Sync(ctx context.Context, do func() error) error {
 	var writing sync.WaitGroup
 	defer writing.Wait()
 	if err := f.collectAll(ctx, func(part page.Range) {
-		if begins {
-			writing.Go(func() { home.StartWriteBack(part.Offset(), part.Bytes()) })
+		if start != nil {
+			writing.Go(func() { start(part.Offset(), part.Bytes()) })
 		}
 	}); err != nil {
 		return err

@@ -164,7 +164,7 @@ func (f *File) findInHomeLocked(p *comparedPage) {
 // withoutTail returns the bytes of a page with zeros past the former end of file. Home has newly added bytes there, and
 // devices have stores that are not part of the file.
 func (f *File) withoutTail(at page.Index, bytes []byte) []byte {
-	end := max(f.size-at.Offset(), 0)
+	end := max(f.home.Size()-at.Offset(), 0)
 	if end >= page.Size {
 		return bytes
 	}

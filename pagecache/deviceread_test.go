@@ -493,7 +493,7 @@ func TestHomeStaysOpenWhileItIsMeasured(t *testing.T) {
 	f := src.attached
 	home := &closingHome{Home: src.home, arrived: make(chan struct{}), open: make(chan struct{})}
 	f.mu.Lock()
-	f.home = home
+	f.home.SetBackingForTesting(home)
 	f.mu.Unlock()
 	f.clean.ProbeHomeForTesting(page.Range{End: 1})
 	<-home.arrived
@@ -520,7 +520,7 @@ func TestHomeStaysOpenWhileItIsSynced(t *testing.T) {
 			held(home).Store(true)
 			f := src.attached
 			f.mu.Lock()
-			f.home = home
+			f.home.SetBackingForTesting(home)
 			f.mu.Unlock()
 			synced := make(chan error, 1)
 			go func() { synced <- p.Sync(t.Context(), 0, sharedSize, true) }()

@@ -200,7 +200,7 @@ func TestColdFill(t *testing.T) {
 			p := m.run(src, 0, 0, int64(size), true)
 			require.True(t, bytes.Equal(src.home.data, p.load(0, size)))
 			require.Equal(t, make([]byte, p.end()-size), p.load(size, p.end()), "past end of file")
-			m.cache.reads.Wait() // what they brought is dropped in the background
+			m.cache.homes.Reads.Wait() // what they brought is dropped in the background
 			require.Zero(t, src.disk.filled, "pages brought into the page cache")
 			direct := src.disk.directPages() // all of it, except reads through the page cache for comparison
 			m.requireWays(0, direct, int64(page.Count(int64(size)))-direct)
@@ -300,7 +300,7 @@ func TestDirectReadsAreRefused(t *testing.T) {
 		src.disk.never = &NoDirect{Reason: "planned"}
 		p := m.run(src, 0, 0, size, false)
 		require.True(t, bytes.Equal(src.home.data, p.all()))
-		require.True(t, src.attached.noDirect.Load())
+		require.True(t, src.attached.home.RefusesDirectForTesting())
 		m.requireWays(0, 0, int64(round+1)*size>>page.Shift)
 		p.unmap()
 	}
@@ -311,7 +311,7 @@ func TestDirectReadsAreRefused(t *testing.T) {
 	src.disk.never = syscall.EIO // buffered I/O may not return this
 	p := m.run(src, 0, 0, size, false)
 	require.True(t, bytes.Equal(src.home.data, p.all()))
-	require.False(t, src.attached.noDirect.Load())
+	require.False(t, src.attached.home.RefusesDirectForTesting())
 	require.Len(t, m.cache.Status().Buffered, 1)
 }
 
@@ -332,7 +332,7 @@ func TestRefusalIsHeardAtOnce(t *testing.T) {
 		src := m.coldFile(size)
 		src.disk.hidden = &NoDirect{Reason: "planned"}
 		run(src)
-		require.True(t, src.attached.noDirect.Load())
+		require.True(t, src.attached.home.RefusesDirectForTesting())
 		require.LessOrEqual(t, src.disk.asked, 2, name)
 	}
 }
@@ -348,21 +348,6 @@ func TestBufferedReads(t *testing.T) {
 	require.Equal(t, "off", m.cache.Status().DirectReads)
 }
 
-// TestHomeIsClosedAfterItsReads: home is closed only when its last read has ended, even if the file was dropped before.
-func TestHomeIsClosedAfterItsReads(t *testing.T) {
-	f := &File{c: &Cache{log: slog.New(slog.DiscardHandler)}}
-	h := newHome(1)
-	h.open = 1
-	f.beginRead()
-	f.beginRead()
-	require.NoError(t, f.closeUnread(h.Close))
-	f.endRead()
-	require.Equal(t, 1, h.open)
-	f.endRead()
-	require.Zero(t, h.open)
-	require.NoError(t, f.closeUnread(newHome(1).Close))
-}
-
 var _ DirectReader = (*disk)(nil)
 
 // TestColdFillsLearnTheWay: trial reads through the page cache leave it unchanged.
@@ -371,7 +356,7 @@ func TestColdFillsLearnTheWay(t *testing.T) {
 	m := newMachine(t, 1, memory(512<<20))
 	src := m.coldFile(size)
 	v := m.view(ViewRequest{Segments: []view.Segment{bytesOf(0, size)}}, src)
-	m.cache.reads.Wait() // what they brought is dropped in the background
+	m.cache.homes.Reads.Wait() // what they brought is dropped in the background
 	require.Zero(t, src.disk.filled)
 	v.check()
 	c := &m.cache.counters

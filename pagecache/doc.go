@@ -23,7 +23,7 @@
 //	File.lookMu        who looks for the status
 //	lanes.mu, Cache.mu the background's work on files; the list of files
 //	pendingHold.mu     who keeps the mount busy; held while Options.Hold is called, which does not block
-//	File.readingMu     how many reads of home are under way
+//	home.Home.readsMu  how many reads of home are under way
 //	flights.mu         what readers see before home has it; a leaf
 //	publications.mu    versions of files; a leaf
 //	pageMemory.mu      a leaf, and so are the locks of package cleanread
@@ -45,7 +45,7 @@
 //
 //	values:     printable ranges lifetime heap counters account digests pagememory lock source mixed
 //	            pending
-//	home:       home times homefile lead flight growth beside locked hot
+//	home:       home homefile lead flight growth beside locked hot
 //	kernel:     kernel cleanread
 //	memory:     extent preference sharing pinning movable evict
 //	file:       file base publications

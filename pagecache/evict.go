@@ -30,7 +30,7 @@ func (m *Mapping) reserve(ctx context.Context) (err error) {
 	if err := f.mu.LockIn(ctx); err != nil {
 		return err
 	}
-	size := residency.Size(d.info, max(f.size, m.pages.End.Offset()))
+	size := residency.Size(d.info, max(f.home.Size(), m.pages.End.Offset()))
 	f.mu.Unlock()
 	m.pin, err = d.room.Reserve(ctx, m.h, residency.Request{Pages: m.pages, Size: size, By: m.tenant})
 	if err != nil {

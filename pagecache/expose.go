@@ -266,12 +266,12 @@ func (f *File) hollowLocked(h *holding, rg page.Range) {
 // end.
 func (f *File) zeroTailLocked(ctx context.Context, m *Mapping, rg page.Range) error {
 	h, owner := m.h, m.h.owner
-	tail := rg.Intersect(page.Range{Start: page.Index(f.size >> page.Shift), End: rg.End})
+	tail := rg.Intersect(page.Range{Start: page.Index(f.home.Size() >> page.Shift), End: rg.End})
 	for _, part := range f.splitLocked(tail, func(o *Mapping) bool { return o != m && o.h == h && o.writable }) {
 		if part.track || part.pages.Empty() {
 			continue
 		}
-		from := max(f.size, part.pages.Offset())
+		from := max(f.home.Size(), part.pages.Offset())
 		if err := f.keepEndLocked(ctx, from); err != nil {
 			return err
 		}

@@ -3,7 +3,6 @@ package pagecache
 import (
 	"context"
 	"errors"
-	"math"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -12,8 +11,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/lrc"
 	"github.com/gaiafs/gaiafs/pagecache/cleanread"
+	"github.com/gaiafs/gaiafs/pagecache/home"
 	"github.com/gaiafs/gaiafs/pagecache/kernel"
-	"github.com/gaiafs/gaiafs/pagecache/mover"
 	"github.com/gaiafs/gaiafs/versions"
 )
 
@@ -27,8 +26,6 @@ const batchPages = 1024
 type File struct {
 	c  *Cache
 	id FileID // immutable
-	// cold is what is known of reads of the disk that home is on; immutable.
-	cold *mover.ColdFile
 
 	// users counts the Map calls in progress. They keep the File attached. Protected by Cache.mu.
 	users int
@@ -41,14 +38,10 @@ type File struct {
 	mu     fileLock
 	writes writes
 	path   atomic.Pointer[string] // what Name returns
-	home   Home                   // protected by mu
+	home   *home.Home             // immutable
 	kernel *kernel.Kernel         // immutable
-	// size is the size of home after this mount's last change. Protected by mu.
-	size int64
-	// changes is how many changes made directly in SOURCE have been looked at. doubt has the pages that such a change
-	// may have touched (beside.go). Both protected by mu.
-	changes uint64
-	doubt   []page.Range
+	// doubt has the pages that a direct change of home may have touched (beside.go). Protected by mu.
+	doubt []page.Range
 	// orphan means that the file has no name and no open descriptor left. Protected by mu.
 	orphan bool
 
@@ -70,7 +63,6 @@ type File struct {
 	pendingSince time.Time
 	// coming is the number of pages released since home last had everything. It is changed with mu held.
 	coming atomic.Int64
-	times  times
 	// collectingRuns are the runs that CPU reads collected from devices. Protected by mu.
 	collectingRuns collectingRuns
 	// toldPastEnd means that the log has reported stores past end of file. Protected by mu.
@@ -84,14 +76,7 @@ type File struct {
 	// pinning is the argument of the last SetPinning.
 	pinning atomic.Pointer[Pinning]
 
-	// noDirect means that home cannot be read past the host's page cache. Set once.
-	noDirect atomic.Bool
-	// reading counts reads of home that run without mu. closing has what closes homes and locked pages when these have
-	// ended.
-	readingMu sync.Mutex
-	reading   int            // protected by readingMu
-	closing   []func() error // protected by readingMu
-	locking   locking
+	locking locking
 
 	serial uint64          // immutable; identifies the File
 	clean  *cleanread.File // the state of CPU reads; immutable
@@ -133,7 +118,12 @@ func (f *File) Detached() bool { return f.detached.Load() }
 func (f *File) Size() int64 {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
-	return f.size
+	return f.home.Size()
+}
+
+// ShownTimes returns the times to show to programs if home has the given ones.
+func (f *File) ShownTimes(mtime, ctime time.Time) (shownMtime, shownCtime time.Time) {
+	return f.home.ShownTimes(mtime, ctime)
 }
 
 // Coming returns an upper bound on the released pages that devices may soon write home.
@@ -166,14 +156,13 @@ func (c *Cache) open(ctx context.Context, src Source, writable bool) (f *File, d
 	}
 	f.setName(src.Name())
 	f.kernel.Meet(src.Kernel())
-	if writable && !f.home.Writable() {
-		var home Home
-		if home, err = src.OpenHome(true); err == nil {
-			_ = f.closeUnread(f.home.Close)
-			f.home = home
+	if writable && !f.home.Backing().Writable() {
+		var file Home
+		if file, err = src.OpenHome(true); err == nil {
+			f.home.Replace(file)
 		}
 	}
-	if home, cares := f.home.(UserHome); cares && writable && err == nil {
+	if home, cares := f.home.Backing().(UserHome); cares && writable && err == nil {
 		home.WrittenFor(src)
 	}
 	f.mu.Unlock()
@@ -187,7 +176,7 @@ func (c *Cache) open(ctx context.Context, src Source, writable bool) (f *File, d
 
 // newFile registers a File for src with one user. If another goroutine was faster, it joins that File.
 func (c *Cache) newFile(ctx context.Context, src Source, writable bool) (*File, error) {
-	home, err := src.OpenHome(writable)
+	file, err := src.OpenHome(writable)
 	if err != nil {
 		return nil, err
 	}
@@ -195,7 +184,6 @@ func (c *Cache) newFile(ctx context.Context, src Source, writable bool) (*File, 
 		c:        c,
 		id:       src.ID(),
 		users:    1,
-		home:     home,
 		holdings: make(map[versions.Owner]*holding),
 		mappings: make(map[*Mapping]struct{}),
 		turn:     make(chan struct{}, 1),
@@ -203,19 +191,21 @@ func (c *Cache) newFile(ctx context.Context, src Source, writable bool) (*File, 
 	}
 	f.setName(src.Name())
 	f.serial, f.bases.memory = c.serials.Add(1), &c.pages
-	f.cold = mover.NewColdFile(c.coldWay(f.id.Dev))
+	f.home = home.New(&c.homes, file, home.Options{Name: f.Name, Dev: f.id.Dev, Parallel: func(pages int64) {
+		f.count(func(c *Counters) { c.ParallelPages.Add(pages) })
+	}})
 	f.clean = c.clean.NewFile(f.serial, executor{f})
 	f.kernel = kernel.New(&f.mu, cpu{f}, src.Kernel(), c.writeBack)
 	f.lrc.HeldUnasked, f.lrc.Changed = f.kernel.CachesWrites(), f.changed
-	if err := f.meetHomeLocked(); err != nil { // f is not shared yet
-		_ = home.Close()
+	if err := f.home.Meet(); err != nil { // f is not shared yet
+		_ = file.Close()
 		return nil, err
 	}
 	c.mu.Lock()
 	if other := c.files[f.id]; other != nil {
 		other.users++
 		c.mu.Unlock()
-		_ = home.Close()
+		_ = file.Close()
 		return other, nil
 	}
 	c.publications.meet(f)
@@ -227,7 +217,7 @@ func (c *Cache) newFile(ctx context.Context, src Source, writable bool) (*File, 
 	src.Attach(f)
 	err = f.mu.LockIn(ctx)
 	if err == nil {
-		err = f.meetHomeLocked()
+		err = f.home.Meet()
 		f.mu.Unlock()
 	}
 	if err != nil {
@@ -243,25 +233,6 @@ func (f *File) leave(ctx context.Context) {
 	f.users--
 	f.c.mu.Unlock()
 	f.whenFree(ctx, f.dropIdleLocked)
-}
-
-// meetHomeLocked records the present state of home. No device holds anything yet.
-func (f *File) meetHomeLocked() (err error) {
-	if f.changes, err = f.home.Look(); err != nil {
-		return err
-	}
-	return f.noteSizeLocked(0, math.MaxInt64)
-}
-
-// noteSizeLocked records the size of home after a change through the mount. That size is between least and most.
-// Anything outside these bounds is a change made directly in SOURCE, and will be noticed as such.
-func (f *File) noteSizeLocked(least, most int64) error {
-	sig, err := f.home.Signature()
-	if err != nil {
-		return err
-	}
-	f.size = min(max(sig.Size, least), most)
-	return nil
 }
 
 // dropIdleLocked frees the unmapped extents of an orphan. It detaches a File that holds nothing and that nobody is
@@ -302,7 +273,7 @@ func (f *File) dropIdleLocked() {
 	f.c.memory.charge(memoryStates, -f.states)
 	f.clean.Close()
 	f.unlockHomeLocked()
-	if err := f.closeUnread(f.home.Close); err != nil {
+	if err := f.home.Close(); err != nil {
 		f.c.log.Warn("closing the backing file", "file", f.Name(), "error", err)
 	}
 }
@@ -369,4 +340,4 @@ func (f *File) readHomeLocked(rg page.Range, p []byte) error {
 }
 
 // fileRangeLocked returns the pages that hold bytes of the file.
-func (f *File) fileRangeLocked() page.Range { return page.Range{End: page.Count(f.size)} }
+func (f *File) fileRangeLocked() page.Range { return page.Range{End: page.Count(f.home.Size())} }

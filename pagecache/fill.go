@@ -40,9 +40,9 @@ func (f *File) fromHomeLocked(
 	}
 	fill := f.newFillLocked(h, stale, storing, spans, *plan)
 	fill.Class, fill.Until, fill.Cold = mover.Acquire, until, len(spans) > 0
-	fill.From, fill.Reads = f.sourceLocked(), &h.reads
-	f.beginRead()
-	defer f.endRead()
+	fill.From, fill.Reads = f.home.Source(f.locking.pages()), &h.reads
+	f.home.BeginRead()
+	defer f.home.EndRead()
 	fill.Forget(wide, spoiled)
 	if err = fill.Run(ctx, called); err != nil {
 		h.litter([]page.Range{wide})

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/home"
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
@@ -293,9 +294,9 @@ func (h overHome) ReadAt(p []byte, off int64) (n int, err error) {
 // for.
 func (f *File) homeLocked() mover.Home {
 	if !f.flights.any() {
-		return f.home
+		return f.home.Backing()
 	}
-	return overHome{f.home, &f.flights}
+	return overHome{f.home.Backing(), &f.flights}
 }
 
 // readFlying serves a read from shown flights, without File.mu.
@@ -348,7 +349,7 @@ func (c *Cache) manyFly() bool { return c.memory.classes[memoryFlights].Load() >
 // flyLocked makes a fetched portion a flight, if that is allowed, instead of writing it home.
 func (f *File) flyLocked(c *portion) bool {
 	n := sizeOf(c.ranges)
-	if c.ranges[len(c.ranges)-1].End.Offset() > f.size || f.collectErr != nil || !f.c.roomToFly(n) {
+	if c.ranges[len(c.ranges)-1].End.Offset() > f.home.Size() || f.collectErr != nil || !f.c.roomToFly(n) {
 		return false
 	}
 	f.flights.born++
@@ -392,7 +393,7 @@ func (f *File) landLocked(rg page.Range) error {
 // landSomeLocked brings home what the oldest flights have, wherever it is in the file: programs have probably read most
 // of it. That is as much as home takes in a fraction of a millisecond, but at least one run.
 func (f *File) landSomeLocked() error {
-	return f.landRunsLocked(f.flights.oldest(mostParallel>>page.Shift), homeWrite)
+	return f.landRunsLocked(f.flights.oldest(home.ParallelSize>>page.Shift), home.WriteSize)
 }
 
 // landRunsLocked writes runs home. It may stop after limit bytes.
@@ -404,7 +405,7 @@ func (f *File) landRunsLocked(list []flown, limit int64) error {
 	for i, x := range list {
 		ranges[i], bufs[i] = x.pages, x.bytes
 	}
-	written, err := f.writeHomeLocked(ranges, bufs, false, limit)
+	written, err := f.home.Write(ranges, bufs, false, limit)
 	for _, rg := range joined(ranges) {
 		f.spoilLocked(rg)
 	}

@@ -25,7 +25,7 @@ type glance struct {
 func (f *File) glanceLocked() *glance {
 	v := &glance{
 		FileStatus: FileStatus{
-			SizeBytes:    f.size,
+			SizeBytes:    f.home.Size(),
 			Mappings:     f.mappedLocked(),
 			MapPages:     int64(f.mapPagesLocked()),
 			Bases:        f.counters.Bases.Load(),
@@ -39,7 +39,7 @@ func (f *File) glanceLocked() *glance {
 	if p := f.Pinning(); p.Any() {
 		v.FileStatus.Pinned, v.PinnedBy = p.String(), p.User
 	}
-	v.LockedBytes = min(f.locking.bytes.Load(), f.size)
+	v.LockedBytes = min(f.locking.bytes.Load(), f.home.Size())
 	if err := f.locking.failed.Load(); err != nil {
 		v.LockError = (*err).Error()
 	}
@@ -66,7 +66,7 @@ func (f *File) glanceLocked() *glance {
 			Device: h.dev.info.Ordinal, ExtentBytes: largest, Extents: len(h.extents), Memory: memory,
 			PinnedExtents: pinned,
 		}
-		held.count(&f.lrc, o, page.Count(f.size), page.Index(v.MapPages))
+		held.count(&f.lrc, o, page.Count(f.home.Size()), page.Index(v.MapPages))
 		v.Holders = append(v.Holders, held)
 	}
 	slices.SortFunc(v.Holders, func(a, b HoldingStatus) int { return cmp.Compare(a.Device, b.Device) })
@@ -78,7 +78,7 @@ const mapCells = 64
 
 // mapPagesLocked returns how many pages each letter of a map stands for.
 func (f *File) mapPagesLocked() page.Index {
-	return max(1, (page.Count(f.size)+mapCells-1)/mapCells)
+	return max(1, (page.Count(f.home.Size())+mapCells-1)/mapCells)
 }
 
 // count fills in what owner o holds of a file with the given number of pages. Each letter of the map stands for width

@@ -335,7 +335,7 @@ func (p *groupPart) inside(ctx context.Context, modified []page.Range) ([]page.R
 func (p *groupPart) publish(modified []page.Range) (pages int64) {
 	ctx, f := context.Background(), p.f
 	f.mu.Lock()
-	done, err := f.releaseLocked(ctx, p.h, before(modified, page.Count(f.size)), p.span())
+	done, err := f.releaseLocked(ctx, p.h, before(modified, page.Count(f.home.Size())), p.span())
 	p.leaveLocked()
 	if err == nil { // always, since ctx does not end
 		f.kernel.Drop(done.drain)

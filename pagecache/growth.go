@@ -39,7 +39,7 @@ func (f *File) prepareRelease(ctx context.Context, h *holding, rg page.Range) er
 	if err := f.mu.LockIn(ctx); err != nil {
 		return err
 	}
-	past := rg.End > page.Count(f.size) || f.kernel.CachesWrites() && rg.End.Offset() > f.size
+	past := rg.End > page.Count(f.home.Size()) || f.kernel.CachesWrites() && rg.End.Offset() > f.home.Size()
 	f.mu.Unlock()
 	if !past {
 		return nil
@@ -75,7 +75,7 @@ func (f *File) BeforeWrite(ctx context.Context, known int64) error {
 	if err := f.mu.RLockIn(ctx); err != nil {
 		return err
 	}
-	past := page.From(max(f.size, known)).Pages()
+	past := page.From(max(f.home.Size(), known)).Pages()
 	f.mu.RUnlock()
 	past.End = past.Start + 1 + askedPages
 	return f.forgetPastEnd(ctx, nil, past)
@@ -105,7 +105,7 @@ func (f *File) forgetSomePastEnd(ctx context.Context, of *holding, rg page.Range
 		if err := f.mu.LockIn(ctx); err != nil {
 			return rg.Start, err
 		}
-		size := f.size
+		size := f.home.Size()
 		found, next, err = f.pastEndLocked(ctx, of, rg)
 		f.mu.Unlock()
 		if err != nil || len(found) == 0 {
@@ -117,7 +117,7 @@ func (f *File) forgetSomePastEnd(ctx context.Context, of *holding, rg page.Range
 		if err := f.mu.LockIn(ctx); err != nil {
 			return next, err
 		}
-		same := f.size == size
+		same := f.home.Size() == size
 		if same {
 			err = f.zeroPastEndLocked(ctx, found)
 		}
@@ -133,7 +133,7 @@ func (f *File) forgetSomePastEnd(ctx context.Context, of *holding, rg page.Range
 // as one hold allows. It has examined all pages before next.
 func (f *File) pastEndLocked(ctx context.Context, of *holding,
 	rg page.Range) (found []pastEnd, next page.Index, err error) {
-	past := page.From(f.size).Pages().Intersect(rg).Intersect(page.Range{End: f.lrc.End()})
+	past := page.From(f.home.Size()).Pages().Intersect(rg).Intersect(page.Range{End: f.lrc.End()})
 	looked := int64(0)
 	for some := range f.lrc.Parts(past, pastPages) {
 		for _, h := range f.holdings {
@@ -167,7 +167,7 @@ func (f *File) zeroPastEndLocked(ctx context.Context, found []pastEnd) error {
 			continue
 		}
 		next := bytes.Clone(x.bytes)
-		clear(next[max(0, f.size-x.pages.Offset()):])
+		clear(next[max(0, f.home.Size()-x.pages.Offset()):])
 		var patches []gpubackend.Patch
 		for p := x.pages.Start; p < x.pages.End; p++ {
 			at := (p - x.pages.Start).Offset()
@@ -198,6 +198,6 @@ func (f *File) foundPastEndLocked(h *holding, pages int) {
 	if !f.toldPastEnd {
 		f.toldPastEnd = true
 		f.c.log.Warn("stores past the end of a file are not kept; extend the file before it is mapped",
-			"file", f.Name(), "size", f.size, "pages", pages)
+			"file", f.Name(), "size", f.home.Size(), "pages", pages)
 	}
 }

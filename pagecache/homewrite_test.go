@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/home"
 )
 
 // eachWay runs a test with writes by one core and by several.
@@ -15,7 +16,7 @@ func eachWay(t *testing.T, do func(t *testing.T, m *machine)) {
 	for name, least := range map[string]int64{"one core": 1 << 40, "several cores": 2 * page.Size} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t, 2)
-			m.cache.leastParallel = least
+			m.cache.homes.LeastParallel = least
 			do(t, m)
 		})
 	}
@@ -25,9 +26,9 @@ func eachWay(t *testing.T, do func(t *testing.T, m *machine)) {
 func TestOneLookIsForFewBytes(t *testing.T) {
 	for _, parallel := range []bool{false, true} {
 		m := newMachine(t, 1)
-		limit := int64(homeWrite)
-		if m.cache.leastParallel = 1 << 40; parallel {
-			m.cache.leastParallel, limit = leastParallel, mostParallel+homeWrite
+		limit := int64(home.WriteSize)
+		if m.cache.homes.LeastParallel = 1 << 40; parallel {
+			m.cache.homes.LeastParallel, limit = home.LeastParallel, home.ParallelSize+home.WriteSize
 		}
 		const size = 24 << 20
 		src := m.file(size)
@@ -53,7 +54,7 @@ func TestALookIsForAMoment(t *testing.T) {
 		p.store(off, 'x')
 	}
 	p.release()
-	src.home.slow = 2 * lookAgain
+	src.home.slow = 2 * home.LookAgain
 	require.NoError(t, m.cache.Flush(context.Background()))
 	require.EqualValues(t, page.Size, src.home.most)
 	p.unmap()

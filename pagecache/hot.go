@@ -125,7 +125,7 @@ func (f *File) heatLocked() {
 		if f.locking.now.Load() != nil && since(h.used.Load()) > f.c.hotAge {
 			f.coolLocked()
 		}
-	case h.read.Load() >= hotFrom(f.size) && since(h.used.Load()) <= heatAge &&
+	case h.read.Load() >= hotFrom(f.home.Size()) && since(h.used.Load()) <= heatAge &&
 		since(h.cooled.Load()) > f.c.hotAge:
 		h.hot.Store(true)
 	}

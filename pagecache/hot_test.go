@@ -48,7 +48,7 @@ func TestHotFile(t *testing.T) {
 	f, p := m.heat(src)
 	p.unmap()
 	require.Empty(t, m.cache.Inspect(src.id).Pinned)
-	require.EqualValues(t, f.size, m.cache.Inspect(src.id).LockedBytes)
+	require.EqualValues(t, f.home.Size(), m.cache.Inspect(src.id).LockedBytes)
 
 	before := f.counters.BufferedPages.Load()
 	f.locking.heat.used.Store(clock() - int64(2*hotAge))

@@ -17,7 +17,7 @@ func (e cpu) Draining(rg page.Range) []lrc.DrainID { return e.f.lrc.Draining(rg)
 func (e cpu) CPUReadMerged(rg page.Range) lrc.Drain { return e.f.lrc.CPUReadMerged(rg) }
 
 // Size implements kernel.Executor.
-func (e cpu) Size() int64 { return e.f.size }
+func (e cpu) Size() int64 { return e.f.home.Size() }
 
 // Dropped implements kernel.Executor.
 func (e cpu) Dropped(calls int, took time.Duration) {

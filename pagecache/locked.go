@@ -12,6 +12,7 @@ import (
 
 	"github.com/gaiafs/gaiafs/gpubackend"
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/mover"
 	"github.com/gaiafs/gaiafs/pagecache/residency"
 )
 
@@ -38,13 +39,6 @@ const (
 	relockAfter = 2 * time.Second
 )
 
-// MappedHome is a Home whose pages in the host's page cache can be mapped.
-type MappedHome interface {
-	Home
-	// Map maps the first n bytes for reading; n is a multiple of page.Size. Reading beyond the end of the file faults.
-	Map(n int64) (mem []byte, unmap func() error, err error)
-}
-
 // locking is the state of a file's locked pages.
 type locking struct {
 	now atomic.Pointer[lockedHome] // set with File.mu held, cleared with at least a read lock of it
@@ -62,6 +56,14 @@ type locking struct {
 	// wasLocked: the pages have been locked before. Such a file stays attached while it waits for memory.
 	wasLocked atomic.Bool
 	heat      heat
+}
+
+// pages returns the locked pages, or nil.
+func (k *locking) pages() mover.Locked {
+	if l := k.now.Load(); l != nil {
+		return l
+	}
+	return nil
 }
 
 // lockedHome is all pages of a file, locked. It implements mover.Locked.
@@ -196,7 +198,7 @@ func (f *File) lockUnchanged(ctx context.Context) error {
 	if err := f.mu.LockIn(ctx); err != nil {
 		return err
 	}
-	home, size, spoilt := f.home, f.size, f.locking.spoilt.Load()
+	home, size, spoilt := f.home.Backing(), f.home.Size(), f.locking.spoilt.Load()
 	f.mu.Unlock()
 	// LockFile may wait until nobody reads pages of this file that were unlocked. So this is no reader yet.
 	memory, err := f.memoryFor(ctx, countsFor(size))
@@ -217,8 +219,8 @@ func (f *File) lockInto(ctx context.Context, l *lockedHome, home Home, size, spo
 	}
 	err := f.mayLockLocked(l, home, size, spoilt)
 	if err == nil {
-		f.beginRead()
-		defer f.endRead()
+		f.home.BeginRead()
+		defer f.home.EndRead()
 	}
 	f.mu.Unlock()
 	if err == nil {
@@ -247,7 +249,7 @@ func (f *File) mayLockLocked(l *lockedHome, home Home, size, spoilt int64) error
 		return fail(syscall.ESHUTDOWN, "the file is no longer in use")
 	case !f.mayLock():
 		return fail(syscall.EINVAL, "%s was unpinned", f.Name())
-	case f.locking.spoilt.Load() != spoilt || f.size != size || f.home != home:
+	case f.locking.spoilt.Load() != spoilt || f.home.Size() != size || f.home.Backing() != home:
 		return fail(syscall.EAGAIN, "%s keeps being changed, so its pages cannot be pinned", f.Name())
 	case l.memory.IsHot() == f.Pinning().Host:
 		return fail(syscall.EAGAIN, "%s was pinned or unpinned while its pages were being locked", f.Name())
@@ -380,10 +382,10 @@ func (f *File) unlockHomeLocked() {
 	f.locking.bytes.Store(0)
 	f.locking.wasLocked.Store(true)
 	l.memory.Retire()
-	f.c.reads.Add(1)
-	_ = f.closeUnread(func() error {
+	f.c.homes.Reads.Add(1)
+	_ = f.home.CloseUnread(func() error {
 		go func() { // it takes as long as locking did
-			defer f.c.reads.Done()
+			defer f.c.homes.Reads.Done()
 			if err := l.Close(); err != nil {
 				f.c.log.Warn("unlocking the pages of a file", "file", f.Name(), "error", err)
 			}
@@ -411,7 +413,7 @@ func (f *File) relockDueLocked(ctx context.Context) {
 	}
 	pin := f.pinning.Load()
 	if pin != nil && pin.Host {
-		if err := f.c.pinned.CheckRoom(f, countsFor(f.size)); err != nil {
+		if err := f.c.pinned.CheckRoom(f, countsFor(f.home.Size())); err != nil {
 			f.lockEnded(ctx, pin, err)
 			return
 		}

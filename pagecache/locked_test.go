@@ -91,7 +91,7 @@ func TestLockedHome(t *testing.T) {
 	src := m.noisyFile(pages*page.Size - 100)
 	f := m.lock(src)
 	require.EqualValues(t, leastLocked, m.cache.pinned.Files())
-	require.EqualValues(t, f.size, m.cache.Inspect(src.id).LockedBytes)
+	require.EqualValues(t, f.home.Size(), m.cache.Inspect(src.id).LockedBytes)
 	require.Equal(t, "host", m.cache.Inspect(src.id).Pinned)
 	locked := func() int64 { return f.counters.LockedPages.Load() }
 
@@ -103,7 +103,7 @@ func TestLockedHome(t *testing.T) {
 	require.InDelta(t, 2010, locked(), 15, "of rows, only what the view has is copied")
 	before := locked()
 	p := m.run(src, 0, 0, pages*page.Size, false)
-	require.Equal(t, src.released(m), p.load(0, int(f.size)))
+	require.Equal(t, src.released(m), p.load(0, int(f.home.Size())))
 	require.InDelta(t, pages, locked()-before, mover.PieceBytes>>page.Shift, "the end of the file is read")
 
 	relock := func() {
@@ -126,7 +126,7 @@ func TestLockedHome(t *testing.T) {
 		v.acquire()
 		v.check()
 		p = m.run(src, 0, 0, pages*page.Size, false)
-		require.Equal(t, src.released(m), p.load(0, int(f.size)))
+		require.Equal(t, src.released(m), p.load(0, int(f.home.Size())))
 	}
 	src.write(t, 5000, []byte("written through the mount"))
 	relock()

@@ -210,7 +210,7 @@ func (m *Mapping) begin(ctx context.Context, src Source) (err error) {
 		return err
 	}
 	f.mappings[m] = struct{}{}
-	kernel, size := f.kernel.Pages(), f.size
+	kernel, size := f.kernel.Pages(), f.home.Size()
 	f.mu.Unlock()
 	c.beginMapping()
 	if f.kernel.CachesWrites() && m.writable && f.ReachesPast(size) {
@@ -450,7 +450,7 @@ func (m *Mapping) Sync(ctx context.Context, off, n int64, durable bool) error {
 		if err := m.f.mu.LockIn(ctx); err != nil {
 			return err
 		}
-		home := m.f.home
+		home := m.f.home.Backing()
 		m.f.mu.Unlock()
 		return home.Sync()
 	})

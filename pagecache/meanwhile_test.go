@@ -12,6 +12,7 @@ import (
 
 	"github.com/gaiafs/gaiafs/gpubackend/faulty"
 	"github.com/gaiafs/gaiafs/internal/page"
+	"github.com/gaiafs/gaiafs/pagecache/home"
 )
 
 // meanwhile makes the next read of home find a byte that was stored in SOURCE after the mount last looked. With unseen
@@ -173,7 +174,7 @@ func TestChangesInSourceWhileADeviceIsRead(t *testing.T) {
 // TestChangesInSourceBetweenWrites changes a page in SOURCE while a collect writes the pages before it: many of them,
 // or one for a long time.
 func TestChangesInSourceBetweenWrites(t *testing.T) {
-	for name, last := range map[string]int{"many": homeWrite + page.Size, "long": 2 * page.Size} {
+	for name, last := range map[string]int{"many": home.WriteSize + page.Size, "long": 2 * page.Size} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t, 2)
 			size := last + page.Size
@@ -213,7 +214,7 @@ func TestChangesInSourceBetweenWrites(t *testing.T) {
 
 // outlastLook returns when a write that has begun is the last one before home is looked at again.
 func outlastLook() {
-	for start := time.Now(); time.Since(start) < lookAgain; {
+	for start := time.Now(); time.Since(start) < home.LookAgain; {
 	}
 }
 

@@ -306,7 +306,7 @@ func TestClientCannotMap(t *testing.T) {
 	require.ErrorIs(t, err, syscall.ENOMEM)
 	require.Zero(t, m.cache.devices[0].room.Status().Brackets)
 	u := c.use(0, 2)
-	requireSame(t, c.f.home.(*memoryHome).bytes(0, 2*brick), c.host)
+	requireSame(t, c.f.home.Backing().(*memoryHome).bytes(0, 2*brick), c.host)
 	u.Done()
 }
 

@@ -62,7 +62,7 @@ func (f *File) newPortionLocked(h *holding, runs []lrc.Pending) *portion {
 	c := &portion{
 		f: f, h: h, plan: f.lrc.BeginCollect(runs), ranges: make([]page.Range, len(runs)),
 		bases: make([][]*pageBytes, len(runs)),
-		size:  f.size, fetched: make(chan struct{}), giveBack: func() {},
+		size:  f.home.Size(), fetched: make(chan struct{}), giveBack: func() {},
 	}
 	for i, p := range runs {
 		c.ranges[i] = p.Range
@@ -168,7 +168,7 @@ func missingBase(p page.Index) error {
 // overwritten, or hidden by a flight.
 func (f *File) storeLocked(c *portion, fly, careful bool) error {
 	if c.err == nil && careful && fly {
-		c.err = f.asSeenLocked()
+		c.err = f.home.AsSeen()
 	}
 	if c.err != nil {
 		c.abortLocked()
@@ -194,7 +194,7 @@ func (f *File) overwriteLocked(c *portion, careful bool) (written int, err error
 			return 0, err
 		}
 	}
-	written, err = f.writeHomeLocked(c.ranges, c.merged, careful, math.MaxInt64)
+	written, err = f.home.Write(c.ranges, c.merged, careful, math.MaxInt64)
 	for _, rg := range joined(c.ranges) {
 		f.spoilLocked(rg)
 	}

@@ -60,7 +60,7 @@ func randomDevices(t *testing.T, seed uint64, onDisk bool, options ...machineOpt
 	rnd := rand.New(rand.NewPCG(seed, 11))
 	m = newMachine(t, devices, options...)
 	m.cache.leastPeer, m.cache.leastFlight = 1, 1
-	m.cache.leastParallel = 2 * page.Size
+	m.cache.homes.LeastParallel = 2 * page.Size
 	for d := range devices { // some devices have no copy engines
 		m.cache.devices[d].info.CopyEngines = (int(seed)+d)%2 == 0
 	}

@@ -133,10 +133,10 @@ func (f *File) readPending(
 	}
 	serves := fromDevices && f.servesLocked()
 	if serves {
-		size = f.size
+		size = f.home.Size()
 	}
 	if fromDevices && !f.kernel.HasMerged() {
-		f.clean.Publish(rg, direct, cleanread.State{Size: f.size, Serves: serves, Changes: f.changes})
+		f.clean.Publish(rg, direct, cleanread.State{Size: f.home.Size(), Serves: serves, Changes: f.home.LookedAt()})
 	}
 	return size, 0, true, nil
 }
@@ -196,7 +196,7 @@ func (f *File) readMergedLocked(ctx context.Context, p []byte, off int64,
 	if kept {
 		f.kernel.GetsMerged(rg, buf, f.c.background.Go)
 	}
-	got := page.Span(off, int64(len(p))).Intersect(page.Bytes{End: f.size})
+	got := page.Span(off, int64(len(p))).Intersect(page.Bytes{End: f.home.Size()})
 	if err != nil || got.Empty() {
 		return 0, false, err
 	}
@@ -231,6 +231,6 @@ func (f *File) mergedLocked(ctx context.Context, rg page.Range, entering bool) (
 			lrc.Merge3(theirs, base, mine, theirs)
 		}
 	}
-	clear(buf[min(max(f.size-rg.Offset(), 0), int64(len(buf))):])
+	clear(buf[min(max(f.home.Size()-rg.Offset(), 0), int64(len(buf))):])
 	return buf, nil
 }

@@ -151,8 +151,9 @@ func TestDirectReadsKeepOthersPassing(t *testing.T) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for range 2 { // another size needs another snapshot
-		f.size--
-		f.clean.Publish(page.Range{End: 1}, true, cleanread.State{Size: f.size, Serves: true, Changes: f.changes})
+		f.home.SetSize(f.home.Size() - 1)
+		now := cleanread.State{Size: f.home.Size(), Serves: true, Changes: f.home.LookedAt()}
+		f.clean.Publish(page.Range{End: 1}, true, now)
 	}
 	require.True(t, unlocked(src, 0, false))
 }

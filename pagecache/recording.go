@@ -232,7 +232,7 @@ func (m *Mapping) recordAll(list ...Access) {
 	f := m.f
 	size := int64(-1)
 	if f.mu.TryLock() { // waiting for a transfer would distort the recording
-		size = f.size
+		size = f.home.Size()
 		f.mu.Unlock()
 	}
 	for _, a := range list {

@@ -88,7 +88,7 @@ func (f *File) releaseLocked(ctx context.Context, h *holding, modified []page.Ra
 	f.releases++
 	f.coming.Add(p.pages)
 	if p.pages > 0 {
-		if err := modifiedNow(f.home); err != nil {
+		if err := f.home.Modified(); err != nil {
 			f.c.log.Warn("a release cannot set the time of modification", "file", f.Name(), "error", err)
 		}
 	}
@@ -110,8 +110,8 @@ func (p released) tellTimes(cachesWrites bool) {
 
 // insideFileLocked returns the pages in modified that were modified before the end of the file.
 func (f *File) insideFileLocked(ctx context.Context, h *holding, modified []page.Range) ([]page.Range, error) {
-	modified = before(modified, page.Count(f.size))
-	last := page.Range{Start: page.Index(f.size >> page.Shift), End: page.Count(f.size)}
+	modified = before(modified, page.Count(f.home.Size()))
+	last := page.Range{Start: page.Index(f.home.Size() >> page.Shift), End: page.Count(f.home.Size())}
 	if n := len(modified); last.Empty() || n == 0 || modified[n-1].End < last.End || !h.covers(last) {
 		return modified, nil
 	}
@@ -120,7 +120,7 @@ func (f *File) insideFileLocked(ctx context.Context, h *holding, modified []page
 		f.lostLocked(h.dev, err)
 		return nil, h.dev.fault(err)
 	}
-	clear(bytes[f.size-last.Offset():])
+	clear(bytes[f.home.Size()-last.Offset():])
 	if x, _ := h.at(last.Start); f.sums(h, bytes)[0] == x.agreedAt(last)[0] {
 		modified = before(modified, last.Start)
 	}

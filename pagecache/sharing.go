@@ -43,27 +43,13 @@ func (c *Cache) trusts(user uint32) bool {
 	return c.trustUsers || user == 0 || int(user) == os.Geteuid()
 }
 
-// mayStore reports whether a user certainly may change the file, or may take the right to.
-func (r *Rights) mayStore(user uint32) bool {
-	return user == r.UID || r.Mode&0o002 != 0 && r.ACL == ""
-}
-
-// takes reports whether anybody may have fewer rights by now than by r.
-func (r *Rights) takes(now Rights) bool {
-	return r.UID != now.UID || r.GID != now.GID || r.ACL != now.ACL || r.Mode&^now.Mode&0o777 != 0
-}
-
 // noteRightsLocked reads home's rights and reports whether some were taken away since the last call.
 func (f *File) noteRightsLocked() (taken bool, err error) {
-	home, ok := f.home.(Guarded)
-	if !ok {
-		return false, nil
-	}
-	now, err := home.Rights()
-	if err != nil {
+	now, known, err := f.home.Rights()
+	if err != nil || !known {
 		return false, err
 	}
-	if taken = f.rights.takes(now); taken {
+	if taken = f.rights.Takes(now); taken {
 		f.taken++
 	}
 	f.rights = now
@@ -169,7 +155,7 @@ func (f *File) choose(ctx context.Context, m *Mapping, writable bool) (*holding,
 			f.mu.Unlock()
 			return nil, err
 		}
-		m.intruder = !m.dev.info.ReadOnlyExports && !writable && !f.c.trusts(m.user) && !f.rights.mayStore(m.user)
+		m.intruder = !m.dev.info.ReadOnlyExports && !writable && !f.c.trusts(m.user) && !f.rights.MayStore(m.user)
 		h, old, err := f.chooseLocked(m, failed)
 		f.mu.Unlock()
 		if err != nil || len(old) == 0 {

@@ -279,7 +279,7 @@ func (c *Cache) Status() Status {
 		HeapLiveBytes:     heapLive(),
 		WriteBackInterval: c.interval.Seconds(),
 		DirectReads:       "auto",
-		Buffered:          c.snapshotNoDirect(),
+		Buffered:          c.homes.NoDirect(),
 		Losses:            append([]*Loss{}, c.snapshotLosses()...),
 		Counters:          c.counters.snapshot(),
 		Latencies: map[string]Latency{
@@ -295,7 +295,7 @@ func (c *Cache) Status() Status {
 	s.PinnedHotBytes = c.pinned.Hot()
 	s.PinnedLimit = c.pinned.Limit()
 	s.PinnedTenants = c.pinned.Tenants()
-	if c.bufferedReads {
+	if c.homes.Buffered {
 		s.DirectReads = "off"
 	}
 	for _, v := range c.glances() {

@@ -57,7 +57,7 @@ func TestTimesOfOthersStay(t *testing.T) {
 			}
 			f := src.attached
 			f.mu.Lock()
-			f.home = h
+			f.home.SetBackingForTesting(h)
 			f.mu.Unlock()
 			p.store(0, 3)
 			p.release()
@@ -100,7 +100,7 @@ func TestTimesOfChangesInSourceStay(t *testing.T) {
 			}
 			f := src.attached
 			f.mu.Lock()
-			f.home = h
+			f.home.SetBackingForTesting(h)
 			f.mu.Unlock()
 			p.store(0, 3)
 			p.store(2*page.Size, 4)

@@ -116,7 +116,7 @@ func (p *viewPart) fill(ctx context.Context, rg page.Range) (pages int64, next p
 	if err != nil || t == nil {
 		return 0, next, err
 	}
-	defer p.f.endRead()
+	defer p.f.home.EndRead()
 	if err := t.run(ctx); err != nil {
 		p.state.GaveUp()
 		return 0, next, err
@@ -170,8 +170,8 @@ func (p *viewPart) begin(ctx context.Context, rg page.Range) (t *viewFill, next 
 		p.state.GaveUp()
 		return nil, rg.Start, err
 	}
-	t.home = f.sourceLocked()
-	f.beginRead()
+	t.home = f.home.Source(f.locking.pages())
+	f.home.BeginRead()
 	return t, next, nil
 }
 

@@ -24,7 +24,7 @@ type straight struct {
 // memory.
 func (p *viewPart) straightLocked(rg page.Range) (of map[*holding][]page.Range, all []page.Range) {
 	f := p.f
-	whole := page.Range{End: page.Index(f.size >> page.Shift)} // bytes past the end are no part of the file
+	whole := page.Range{End: page.Index(f.home.Size() >> page.Shift)} // bytes past the end are no part of the file
 	pending := f.lrc.Pending(rg.Intersect(whole), false)
 	if len(pending) == 0 {
 		return nil, nil

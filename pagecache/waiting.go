@@ -62,7 +62,7 @@ func (f *File) waitingBytesLocked() int64 {
 	}
 	var bytes int64
 	for _, p := range f.lrc.Pending(page.Range{End: f.lrc.End()}, true) {
-		bytes += p.Range.Span().Intersect(page.Bytes{End: f.size}).Len()
+		bytes += p.Range.Span().Intersect(page.Bytes{End: f.home.Size()}).Len()
 	}
 	for _, x := range f.flights.in(page.From(0).Pages(), math.MaxInt64) {
 		bytes += x.pages.Bytes() // counted even if a later collect will replace them

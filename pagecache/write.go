@@ -41,7 +41,7 @@ func (f *File) writeBeside(ctx context.Context, c Change, do func(off, n int64) 
 	}
 	written := page.Span(c.Off, c.Len)
 	rg, end := written.Pages(), written.End
-	if f.home.Noticed() != f.changes || f.doubtfulLocked(rg) || f.kernel.HasMerged() {
+	if f.home.Noticed() != f.home.LookedAt() || f.doubtfulLocked(rg) || f.kernel.HasMerged() {
 		return false, nil
 	}
 	plan, k, ok := f.beginWrite(rg, end)
@@ -85,7 +85,7 @@ func (f *File) beginWrite(rg page.Range, end int64) (plan lrc.WritePlan, k keepi
 			return plan, k, false
 		}
 	}
-	if end > f.size || f.flights.overlap(rg) || slices.ContainsFunc(w.under, rg.Overlaps) {
+	if end > f.home.Size() || f.flights.overlap(rg) || slices.ContainsFunc(w.under, rg.Overlaps) {
 		return plan, k, false
 	}
 	if plan = f.lrc.BeginWrite(rg); len(plan.Collect) > 0 {

@@ -71,6 +71,7 @@ var rules = []rule{
 	// pass the mover, and the kernel's room hands its drains back to lrc.
 	{"pagecache/live", nil, false},
 	{"pagecache/kernel", []string{"lrc", "internal/page"}, false},
+	{"pagecache/home", []string{"pagecache/mover", "internal/page"}, false},
 	{"pagecache/mover", []string{"internal/page", "internal/mapped", "internal/cost", "gpubackend", "pagecache/live"},
 		false},
 	{"pagecache/cleanread", []string{"pagecache/mover", "gpubackend", "prefetch", "internal/page", "internal/cost",
@@ -255,6 +256,7 @@ func TestForbiddenArrowsAreFound(t *testing.T) {
 	require.NotEmpty(t, forbidden("pagecache/mover/schedule", ours("gpubackend"), true))
 	require.NotEmpty(t, forbidden("pagecache/mover/schedule", ours("pagecache/mover"), false))
 	require.NotEmpty(t, forbidden("pagecache/kernel", ours("pagecache"), false))
+	require.NotEmpty(t, forbidden("pagecache/home", ours("lrc"), false))
 	require.NotEmpty(t, forbidden("pagecache/cleanread", ours("pagecache"), false))
 	require.NotEmpty(t, forbidden("pagecache/cleanread", ours("pagecache/residency"), false))
 	require.NotEmpty(t, forbidden("pagecache/residency", ours("pagecache"), false))

@@ -69,7 +69,7 @@ var fsPlants = []plant{
 	{
 		name: "stores past SOURCE's end are looked for, not those past the kernel's",
 		file: "pagecache/growth.go",
-		old:  "page.From(max(f.size, known)).Pages()",
+		old:  "page.From(max(f.home.Size(), known)).Pages()",
 		new:  "page.From(f.size).Pages()",
 		nets: []net{{pkg: "fs", run: "TestStoresPastTheEndThatTheKernelKnows"}},
 	},

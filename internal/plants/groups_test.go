@@ -83,7 +83,7 @@ var groupsPlants = []plant{
 	{
 		name: "a group publishes pages that were cut off while it waited for readers",
 		file: "pagecache/group.go",
-		old:  "p.h, before(modified, page.Count(f.size)), p.span())",
+		old:  "p.h, before(modified, page.Count(f.home.Size())), p.span())",
 		new:  "p.h, modified, p.span())",
 		nets: []net{{pkg: "pagecache", run: "TestGroupOfAFileThatIsCutAtTheLastMoment"}},
 	},

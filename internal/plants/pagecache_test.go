@@ -78,8 +78,8 @@ var pagecachePlants = []plant{
 	{
 		name: "comparing or merging with home misses flights",
 		file: "pagecache/flight.go",
-		old:  "\treturn overHome{f.home, &f.flights}\n",
-		new:  "\treturn f.home\n",
+		old:  "\treturn overHome{f.home.Backing(), &f.flights}\n",
+		new:  "\treturn f.home.Backing()\n",
 		nets: []net{{pkg: "pagecache", run: "TestFlights"}},
 	},
 	{
@@ -98,8 +98,8 @@ var pagecachePlants = []plant{
 	},
 	{
 		name: "locked pages: they are unmapped while a device copies from them",
-		file: "pagecache/homefile.go",
-		old:  "	if f.reading > 0 {\n		f.closing = append(f.closing, closing)\n		return nil\n	}\n",
+		file: "pagecache/home/reads.go",
+		old:  "	if h.reads > 0 {\n		h.closing = append(h.closing, closing)\n		return nil\n	}\n",
 		new:  "",
 		nets: []net{{pkg: "pagecache", run: "TestLockedPagesOutliveCopies"}},
 	},
@@ -273,14 +273,14 @@ var pagecachePlants = []plant{
 	},
 	{
 		name: "a collect writes up to home's end of file instead of the devices'",
-		file: "pagecache/collect.go",
-		old:  "bufs[written:], min(sig.Size, f.size), careful)",
+		file: "pagecache/home/write.go",
+		old:  "bufs[written:], min(sig.Size, h.size), careful)",
 		new:  "bufs[written:], sig.Size, careful)",
 		nets: []net{{pkg: "pagecache", run: "TestAppendedBetweenLookAndCollect"}},
 	},
 	{
 		name: "bytes past end of file are written home",
-		file: "pagecache/collect.go",
+		file: "pagecache/home/write.go",
 		old:  "if n := min(rg.Bytes(), size-rg.Offset()); n > 0 {",
 		new:  "if n := rg.Bytes() + 0*size; n > 0 {",
 		nets: []net{
@@ -517,15 +517,15 @@ var pagecachePlants = []plant{
 	},
 	{
 		name: "a collect overwrites a change made in SOURCE after its check",
-		file: "pagecache/beside.go",
-		old:  "if changes != f.changes {\n\t\treturn &changedBeside{}",
-		new:  "if changes < f.changes {\n\t\treturn &changedBeside{}",
+		file: "pagecache/home/looks.go",
+		old:  "if changes != h.changes {\n\t\treturn &Changed{}",
+		new:  "if changes < h.changes {\n\t\treturn &Changed{}",
 		nets: []net{{pkg: "pagecache", run: "TestChangesInSourceWhileADeviceIsRead"}},
 	},
 	{
 		name: "a collect looks at SOURCE once for any number of writes",
-		file: "pagecache/collect.go",
-		old:  "bytes >= homeWrite || time.Since(began) >= lookAgain {",
+		file: "pagecache/home/write.go",
+		old:  "bytes >= WriteSize || time.Since(began) >= LookAgain {",
 		new:  "bytes < 0 || time.Since(began) < 0 {",
 		nets: []net{{pkg: "pagecache", run: "TestChangesInSourceBetweenWrites"}},
 	},
@@ -649,9 +649,9 @@ var pagecachePlants = []plant{
 	},
 	{
 		name: "a collect moves the time of modification",
-		file: "pagecache/times.go",
-		old:  "failed = h.SetModified(was.mtime)",
-		new:  "_ = h",
+		file: "pagecache/home/times.go",
+		old:  "failed = timed.SetModified(was.mtime)",
+		new:  "_ = timed",
 		nets: []net{{pkg: "fs", run: "TestReleaseIsTheMomentOfModification"}},
 	},
 	{

@@ -174,7 +174,7 @@ var residencyPlants = []plant{
 	{
 		name: "extents of a file that grew are as small as the first",
 		file: "pagecache/evict.go",
-		old:  "residency.Size(d.info, max(f.size, m.pages.End.Offset()))",
+		old:  "residency.Size(d.info, max(f.home.Size(), m.pages.End.Offset()))",
 		new:  "residency.Size(d.info, 0)",
 		nets: []net{
 			{pkg: "pagecache", run: "TestGrownFile"},

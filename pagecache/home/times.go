@@ -1,4 +1,4 @@
-package pagecache
+package home
 
 import (
 	"sync/atomic"
@@ -10,15 +10,6 @@ import (
 // compare ctime: tar does so to see whether a file changes while it reads. Such programs are shown the earlier ctime as
 // long as only collects changed home.
 
-// TimedHome is a Home whose mtime can be set. Its methods may be called from any goroutine.
-type TimedHome interface {
-	Home
-	// Modified sets mtime to now, by the filesystem's clock for writes.
-	Modified() error
-	// SetModified sets mtime.
-	SetModified(mtime time.Time) error
-}
-
 // shownTimes holds the times that programs are shown instead of home's.
 type shownTimes struct {
 	collecting bool      // home's times may be anything
@@ -29,12 +20,12 @@ type shownTimes struct {
 	noticed    uint64    // while collecting: Home.Noticed before
 }
 
-// times are the times of a file that programs are shown. They change with File.mu held.
+// times are the times of a file that programs are shown. They change with the file's lock held.
 type times struct{ now atomic.Pointer[shownTimes] }
 
-// ShownTimes returns the times to show to programs if home has the given ones.
-func (f *File) ShownTimes(mtime, ctime time.Time) (shownMtime, shownCtime time.Time) {
-	return f.times.shown(mtime, ctime)
+// ShownTimes returns the times to show to programs if the backing file has the given ones. It needs no lock.
+func (h *Home) ShownTimes(mtime, ctime time.Time) (shownMtime, shownCtime time.Time) {
+	return h.times.shown(mtime, ctime)
 }
 
 func (t *times) shown(mtime, ctime time.Time) (shownMtime, shownCtime time.Time) {
@@ -58,16 +49,16 @@ func (t *times) beginWriting(sig Signature, noticed uint64) {
 // endWriting restores home's mtime, unless the writes cannot have caused home's present mtime: then it was set in
 // SOURCE during the collect. If others changed home during the collect, programs are shown home's own times. failed
 // says why mtime could not be restored.
-func (t *times) endWriting(home Home) (failed error) {
+func (t *times) endWriting(file Backing) (failed error) {
 	was := t.now.Load()
-	if noticed, err := home.Look(); err != nil || noticed != was.noticed {
+	if noticed, err := file.Look(); err != nil || noticed != was.noticed {
 		t.now.Store(nil)
 		return nil
 	}
-	sig, err := home.Signature()
-	if h, ok := home.(TimedHome); ok && err == nil && !sig.Mtime.Before(was.began) && !sig.Mtime.After(sig.Ctime) {
-		failed = h.SetModified(was.mtime)
-		sig, err = home.Signature()
+	sig, err := file.Signature()
+	if timed, ok := file.(Timed); ok && err == nil && !sig.Mtime.Before(was.began) && !sig.Mtime.After(sig.Ctime) {
+		failed = timed.SetModified(was.mtime)
+		sig, err = file.Signature()
 	}
 	if err != nil {
 		t.now.Store(nil)
@@ -77,10 +68,10 @@ func (t *times) endWriting(home Home) (failed error) {
 	return failed
 }
 
-// modifiedNow sets home's mtime to now, if home can do that.
-func modifiedNow(home Home) error {
-	if h, ok := home.(TimedHome); ok {
-		return h.Modified()
+// Modified sets the mtime of the backing file to now, if it can be set.
+func (h *Home) Modified() error {
+	if file, ok := h.file.(Timed); ok {
+		return file.Modified()
 	}
 	return nil
 }
