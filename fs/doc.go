@@ -46,15 +46,15 @@
 // A file may refer to the files before it. internal/ratchet counts the references that run the other way, and lets
 // them only become fewer.
 //
-//	values:     errno proc callers credentials mountinfo fusermount interrupt readers testing guard
+//	values:     errno proc credentials mountinfo fusermount interrupt readers testing guard
 //	source:     strict witness events_parse events events_marks tree below
-//	nodes:      node descriptors node_table handles unlinked passthrough kernel_opens
+//	nodes:      node descriptors node_table handles unlinked passthrough kernel_opens callers
 //	kernel:     kernel_pages longer
 //	mount:      filesystem
 //	content:    change file_direct file_source times growth file_parallel disk_errors
 //	requests:   attr lookup pinning remove setattr file dir file_read create file_write file_space showing
-//	            file_ioctl xattr ahead
-//	server:     read_only mountpoint hold server timed
+//	            file_ioctl xattr ahead expiry
+//	server:     read_only connection mountpoint hold server timed
 //
 // # Locks, in the order they are taken
 //

@@ -316,10 +316,15 @@ func orderOf(files []*ast.File, names []string) (map[string]int, error) {
 			}
 		}
 	}
+	var missing []string
 	for _, name := range names {
 		if _, has := order[name]; !has && name != "doc.go" {
-			return nil, fmt.Errorf("%s has no place in the order of doc.go: %q", name, strings.TrimSpace(heading))
+			missing = append(missing, name)
 		}
+	}
+	if len(missing) > 0 {
+		return nil, fmt.Errorf("%s has no place in the order of doc.go: %q", strings.Join(missing, ", "),
+			strings.TrimSpace(heading))
 	}
 	for name := range order {
 		if !slices.Contains(names, name) {
