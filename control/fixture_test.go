@@ -111,6 +111,8 @@ func start(t testing.TB, cache *controltest.Cache, change ...func(*control.Optio
 		Cache:  cache,
 		Status: func(control.Viewer) any { return map[string]int{"answer": 42} },
 		Log:    slog.New(s.logs),
+		// On a busy machine a client of a test may be silent for long.
+		HandshakeTimeout: time.Minute, WriteTimeout: time.Minute,
 	}
 	for _, f := range change {
 		f(&o)
