@@ -83,6 +83,14 @@ func (o *Options) CheckReports() error {
 // QuickTime is how long a run with Quick takes at most, except for its last row.
 const QuickTime = 105 * time.Second
 
+// quickMatch matches the rows of a run with Quick that names none. They answer what a user asks first: how long a file
+// takes to a device, what a second process pays, what writing together costs, and what the mount costs CPU programs.
+var quickMatch = regexp.MustCompile(`^device/(gaia_mmap|second gaia_mmap|mrelease, 1 %|macquire by another)|` +
+	`^sharing/(8192 KiB, strides of (8|4096) B|lost updates)|` +
+	`^fio/(read 1 MiB (host-warm|cold|device-cached) 1 job|randread 4 KiB (host-warm|cold) 1 job|` +
+	`write (4 KiB|1 MiB) host-warm 1 job)$|` +
+	`^tree/git (clone|status)`)
+
 // Run measures and writes the reports. If ctx ends or a row fails, it still writes what was measured before, and the
 // error says what is missing. In all cases it removes everything that it made.
 func Run(ctx context.Context, o Options) (err error) {
@@ -94,6 +102,9 @@ func Run(ctx context.Context, o Options) (err error) {
 	}
 	if o.Match == nil {
 		o.Match = regexp.MustCompile("")
+	}
+	if o.Quick && o.Match.String() == "" && o.File == "" && o.Model == "" {
+		o.Match = quickMatch
 	}
 	if o.Model != "" {
 		o.File = o.Model

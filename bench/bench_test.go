@@ -318,6 +318,33 @@ func TestNamesOfRowsNeedNoPrograms(t *testing.T) {
 	require.Subset(t, names, []string{"git clone", "rm -r of the clone", "go build"})
 }
 
+// A quick run that names no rows has few: of loading, a second process, writing together, and CPU programs, in this order.
+func TestRowsOfQuick(t *testing.T) {
+	t.Chdir(t.TempDir())
+	o := Options{Quick: true, Match: quickMatch}
+	var names []string
+	lines := 0
+	for _, g := range o.wanted(t.Context()) {
+		list, err := g.rows(t.Context(), newListing(o))
+		require.NoError(t, err)
+		for _, row := range list {
+			if quickMatch.MatchString(row.Title()) {
+				names = append(names, row.Title())
+				lines += 1 + len(row.Sides) // one while it is measured, and the table
+			}
+		}
+	}
+	require.Equal(t, []string{
+		"device/gaia_mmap cold, 256 MiB", "device/gaia_mmap warm, 256 MiB",
+		"device/second gaia_mmap, another process, 256 MiB", "device/mrelease, 1 % of the pages changed, 256 MiB",
+		"device/macquire by another device, 1 % of the pages changed, 256 MiB",
+		"sharing/8192 KiB, strides of 8 B", "sharing/8192 KiB, strides of 4096 B", "sharing/lost updates",
+		"fio/read 1 MiB host-warm 1 job", "fio/randread 4 KiB host-warm 1 job", "fio/write 4 KiB host-warm 1 job",
+		"fio/write 1 MiB host-warm 1 job", "fio/read 1 MiB cold 1 job", "fio/randread 4 KiB cold 1 job",
+		"fio/read 1 MiB device-cached 1 job", "tree/git clone", "tree/git status of the clone"}, names)
+	require.Less(t, lines, 80)
+}
+
 func TestSharesOfQuickAreItsTime(t *testing.T) {
 	share := 0
 	for _, g := range groups {

@@ -41,7 +41,7 @@ var groups = []group{
 	},
 	{
 		name: "device", about: "mapping, acquire and release",
-		rows: deviceRows, share: 9, room: 2100, quickRoom: 520,
+		rows: deviceRows, share: 25, room: 2100, quickRoom: 520,
 	},
 	{
 		name: "evict", about: "memory of one device while another one evicts to a slow disk",
@@ -53,7 +53,7 @@ var groups = []group{
 	},
 	{
 		name: "fio", about: "fio through each mount and without one",
-		rows: fioRows, share: 50, reads: true, room: 1700, quickRoom: 900,
+		rows: fioRows, share: 34, reads: true, room: 1700, quickRoom: 900,
 	},
 	{
 		name: "cached", about: "CPU reads of a file that is partly on a device (thesis, figure 6.1)",

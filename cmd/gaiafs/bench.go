@@ -44,7 +44,7 @@ lists the groups of rows. --quick finishes in %.0f minutes. docs/bench.md descri
 		RunE:              func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	f := cmd.Flags()
-	f.BoolVar(&o.Quick, "quick", false, "smaller files and fewer rows: under two minutes")
+	f.BoolVar(&o.Quick, "quick", false, "smaller files and, unless --run names others, only the rows that users ask for first: under two minutes")
 	f.StringVar(&o.pattern, "run", "", "only the rows whose GROUP/NAME matches `REGEX`")
 	f.IntVar(&o.Rounds, "rounds", 0, "measure each side `N` times (default 5, or 3 with --quick)")
 	f.StringVar(&o.Dir, "dir", os.TempDir(),
