@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	humanize "github.com/dustin/go-humanize"
@@ -43,6 +44,8 @@ type ViewMapping struct {
 	begun func()
 	// firstFill gets the result of the fill that OpenView began; nil if the view is lazy, or once Fill has it.
 	firstFill chan error
+	// unneeded says that the view's memory goes with this mapping, if it is the last one: see Advise.
+	unneeded atomic.Bool
 
 	lifetime
 }
@@ -246,7 +249,7 @@ func (m *ViewMapping) leave(ctx context.Context) {
 	delete(m.v.mappings, m)
 	m.v.mu.Unlock()
 	m.v.c.endMapping()
-	m.v.leave(ctx)
+	m.v.leave(ctx, m.unneeded.Load())
 }
 
 // Device returns the device's description.
@@ -319,8 +322,9 @@ func (m *ViewMapping) TakePastEnd() int64 { return 0 }
 // Sync does nothing either.
 func (m *ViewMapping) Sync(context.Context, int64, int64, bool) error { return nil }
 
-// Advise gives a hint. AdviceWillNeed begins to bring the range up to date; other advice does nothing for a view.
-// EINVAL outside the view or for an unknown advice.
+// Advise gives a hint. AdviceWillNeed begins to bring the range up to date. AdviceDontNeed for the whole view frees
+// its memory when this mapping ends, if it is the last one. Other advice does nothing for a view. EINVAL outside the
+// view or for an unknown advice.
 func (m *ViewMapping) Advise(_ context.Context, off, n int64, a Advice) error {
 	b, err := m.at(off, n)
 	switch {
@@ -328,6 +332,9 @@ func (m *ViewMapping) Advise(_ context.Context, off, n int64, a Advice) error {
 		return err
 	case a > AdviceDontNeed:
 		return fail(syscall.EINVAL, "there is no advice %d", a)
+	case a == AdviceDontNeed:
+		m.unneeded.Store(off == 0 && n >= m.v.layout.Size())
+		return nil
 	case a != AdviceWillNeed:
 		return nil
 	}

@@ -198,15 +198,15 @@ func (f *File) snapshotViews() []*View {
 	return list
 }
 
-// leave takes a user of the view back, and drops the view if it has no memory or its device is lost. Files that nothing
-// else uses are detached. It blocks on the files.
-func (v *View) leave(ctx context.Context) {
+// leave takes a user of the view back, and drops the view if it has no memory, its device is lost, or it is unneeded.
+// Files that nothing else uses are detached. It blocks on the files.
+func (v *View) leave(ctx context.Context, unneeded bool) {
 	v.c.mu.Lock()
 	v.users--
 	v.c.viewUses++
 	v.used = v.c.viewUses
 	v.c.mu.Unlock()
-	if v.empty() || v.dev.lost.Load() {
+	if unneeded || v.empty() || v.dev.lost.Load() {
 		v.drop()
 	}
 	for _, p := range v.parts {

@@ -361,6 +361,31 @@ func TestViewAfterAFault(t *testing.T) {
 	v.check()
 }
 
+// TestUnneededView: the memory of a view goes with the last mapping if that was told that nobody needs it.
+func TestUnneededView(t *testing.T) {
+	m := newMachine(t, 1)
+	req := ViewRequest{Segments: []view.Segment{bytesOf(10, 1<<19)}}
+	src := m.noisyFile(1 << 20)
+	used := func() int64 { return m.cache.Status().Devices[0].UsedBytes }
+	unneeded := func(v *viewer, n int64) {
+		require.NoError(t, v.Advise(context.Background(), 0, n, AdviceDontNeed))
+		v.unmap()
+	}
+	first, second := m.view(req, src), m.view(req, src)
+	before := used()
+	unneeded(first, first.Size())
+	second.check()
+	require.Equal(t, before, used(), "another program maps it")
+	second.unmap()
+	require.Equal(t, before, used(), "the last program did not say so")
+	third := m.view(req, src)
+	unneeded(third, 4096)
+	require.Equal(t, before, used(), "only a part of it")
+	unneeded(m.view(req, src), first.Size())
+	require.Zero(t, used())
+	m.view(req, src).check()
+}
+
 // TestViewOfALostDevice: the client gets an error, and everything can be closed.
 func TestViewOfALostDevice(t *testing.T) {
 	m := newMachine(t, 2)

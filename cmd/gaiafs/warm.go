@@ -122,6 +122,10 @@ func (w *warming) bring(ctx context.Context, cmd *cobra.Command, files []target,
 	for _, d := range devices {
 		failed = errors.Join(failed, w.warmDevice(ctx, cmd, files, d))
 	}
+	if i := slices.IndexFunc(files, func(f target) bool { return strings.HasSuffix(f.path, ".safetensors") }); i >= 0 {
+		fmt.Fprintf(cmd.ErrOrStderr(), "note: %s is on the device as it is. load_safetensors uses an aligned copy, which takes as much "+
+			"again: 'python3 -m gaiafs warm' brings that one instead\n", files[i].name())
+	}
 	return failed
 }
 

@@ -25,7 +25,7 @@ def _rewrites() -> bool:
 
 def _device(text: str) -> str:
     try:
-        device_of(text)
+        device_of(0 if text == "all" else text)
     except ValueError as e:
         raise argparse.ArgumentTypeError(str(e)) from None
     except Error:
@@ -35,9 +35,19 @@ def _device(text: str) -> str:
 
 def _warm(arguments: argparse.Namespace) -> None:
     for path in arguments.path:
-        begin = time.monotonic()
-        n = warm(path, arguments.device, None if arguments.quiet or not _rewrites() else _progress)
-        print(f"{path}: {n} bytes on device {arguments.device} in {time.monotonic() - begin:.2f} s")
+        for device in _devices(path) if arguments.device == "all" else [arguments.device]:
+            begin = time.monotonic()
+            n = warm(path, device, None if arguments.quiet or not _rewrites() else _progress)
+            print(f"{path}: {n} bytes on device {device} in {time.monotonic() - begin:.2f} s")
+
+
+def _devices(path: str) -> list[str]:
+    """Returns the devices of a path's mount that this process can name: GPUs as it counts them."""
+    of_mount = info(path)["devices"]
+    numbers = [d["device"] for d in of_mount if d["kind"] == "emulated"]
+    if len(numbers) == len(of_mount):
+        return [f"emulated:{n}" for n in numbers] or ["0"]
+    return [f"cuda:{n}" for n in range(len(of_mount) - len(numbers))]
 
 
 def _info(arguments: argparse.Namespace) -> None:
@@ -78,11 +88,12 @@ def main(argv: list[str] | None = None) -> int:
     w = commands.add_parser(
         "warm",
         help="load files into a device's memory, so that programs that map them later find them there",
-        description="Loads files, or the *.safetensors of directories and indexes, into a device's memory. The "
-        "mount keeps them there until it needs the memory.",
+        description="Loads files, or the *.safetensors of directories and indexes, into the memory of devices. If a "
+        "directory has none itself, they are those below it. The mount keeps them there until it needs the memory.",
     )
     w.add_argument("path", nargs="+", metavar="PATH", help="file, directory or index on a mount")
-    w.add_argument("--device", default="0", type=_device, help="number as this process counts, or cuda:N (default: %(default)s)")
+    words = "number as this process counts, cuda:N, or all (default: %(default)s)"
+    w.add_argument("--device", default="all", type=_device, help=words)
     w.add_argument("--quiet", action="store_true", help="show no progress")
     w.set_defaults(run=_warm)
     i = commands.add_parser(

@@ -150,6 +150,11 @@ class safe_open:
         self.__dict__.update({n: getattr(instead, n) for n in dir(instead) if not n.startswith("_")})
         return instead
 
+    def _let_go(self) -> None:
+        """Frees the device's memory as soon as this program's tensors are gone, unless other programs use it."""
+        for window in {window_of(self._array(name)): None for name in self.keys()}:
+            window.request(_core.ADVISE, 0, window.length, ADVICE["dontneed"])
+
     def get_slice(self, name: str) -> Slice:
         """Returns an object to take parts of: ``f.get_slice("w")[:10]``."""
         return Slice(self._array(name), self._framework)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import json
@@ -11,7 +12,7 @@ from typing import Any
 
 from . import _core, safetensors, shelter, weights
 from .arguments import PathLike
-from .errors import Error, FormatError, plain
+from .errors import Error, FormatError, NotFoundError, plain
 from .files import check_file, named, open_file
 from .views import size_of
 from .window import open_window
@@ -19,14 +20,28 @@ from .window import open_window
 STEP = 256 << 20  # bytes between two progress reports
 
 
+@shelter.sheltered
 def files_of(path: PathLike) -> list[str]:
-    """Returns the file, or the safetensors files of a directory or an index."""
-    return list(safetensors.shards_of(path))
+    """Returns the file, or the safetensors files of a directory or an index. If a directory has none itself, as that of a
+    diffusion model, they are those of the directories below it."""
+    try:
+        return list(safetensors.shards_of(path))
+    except NotFoundError:
+        top = os.fsdecode(path)
+        below = [os.path.join(d, n) for d, names, _ in os.walk(top) for n in sorted(names) if not n.startswith(".")]
+        found: dict[str, None] = {}
+        for directory in sorted(below):
+            with contextlib.suppress(NotFoundError):
+                found.update(dict.fromkeys(safetensors.shards_of(directory)))
+        if not found:
+            raise
+        return list(found)
 
 
 @plain
 def warm(path: PathLike, device: Any = 0, progress: Callable[[str, int, int], None] | None = None) -> int:
     """Loads a file, or the ``*.safetensors`` of a directory or an index, into a device's memory, and returns the bytes.
+    If a directory has none itself, they are those of the directories below it.
 
         Nothing stays mapped. The daemon keeps the bytes on the device until it needs the memory, so programs that map
         the file, or load it with ``load_safetensors``, find them there. progress is called with a file's name, the

@@ -420,3 +420,18 @@ def test_arguments_of_the_command(arguments, code, capsys):
         done = e.code
     said = capsys.readouterr()
     assert done == code and (said.err if code else said.out)
+
+
+def test_weights_in_subfolders_are_warmed_on_all_devices(directory, python):
+    """As in the folder of a diffusion model."""
+    for part in ("unet", "vae"):
+        (directory / part).mkdir()
+        safetensors.numpy.save_file({"w": np.arange(300.0)}, directory / part / "model.safetensors")
+    (directory / "scheduler").mkdir()
+    command = [*python, "-m", "gaiafs", "warm", "--quiet", directory]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    kind = {"emulated": "emulated", "cuda": "cuda"}[KIND]
+    lines = [line.partition(" in ")[0] for line in done.stdout.splitlines()]
+    assert lines == [f"{directory}: 4800 bytes on device {kind}:{i}" for i in range(2)], done
+    views = [sorted((v["device"], v["mappings"]) for v in f["views"]) for f in gaiafs.info(directory)["files"]]
+    assert views == [[(0, 0), (1, 0)]] * 2

@@ -8,7 +8,6 @@ import time
 import numpy as np
 import pytest
 import safetensors.numpy
-
 from test_core import daemon  # noqa: F401
 
 PROGRAM = """

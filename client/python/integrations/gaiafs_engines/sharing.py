@@ -63,8 +63,8 @@ class Loading:
     def tensors(self, files: Iterable[str]) -> Iterator[tuple[str, Any]]:
         """Yields the tensors of safetensors files with their names: copies that the engine may store into.
 
-        It holds one file at a time on the device. Raises RuntimeError for a file that is on no mount, and what
-        ``gaiafs.safe_open`` raises.
+        It holds one file at a time on the device, and lets it go afterwards. Raises RuntimeError for a file that is on
+        no mount, and what ``gaiafs.safe_open`` raises.
         """
         for file in files:
             try:
@@ -75,6 +75,7 @@ class Loading:
                 raise RuntimeError(_ELSEWHERE.format(file)) from None
             with opened:
                 tensors = opened.get_tensors()
+                opened._let_go()  # the engine then uses other views
             for name in list(tensors):
                 tensor = tensors.pop(name)
                 if _may_be_shared(tensor):

@@ -69,8 +69,8 @@ def wait_for_segments(path, n):
     in a thread."""
     until = time.monotonic() + 60
     while True:
-        views = [v for f in gaiafs.info(path)["files"] for v in f["views"] if v["mappings"]]
-        if sum(v["segments"] for v in views) == n:
+        views = [v for f in gaiafs.info(path)["files"] for v in f["views"]]
+        if sum(v["segments"] for v in views) == n and all(v["mappings"] for v in views):  # what was only read is gone
             return
         gc.collect()
         assert time.monotonic() < until, views
