@@ -14,6 +14,10 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
+// ownTimes are the attributes that a kernel that caches writes sends after a change. Programs may set these, too, but then
+// the request names no handle.
+const ownTimes = fuse.FATTR_MTIME | fuse.FATTR_CTIME
+
 // SetAttr implements fuse.RawFileSystem. It sets the owner before the mode, because changing the owner clears set-id
 // bits. It sets the times last, because all other changes change them.
 func (fs *fileSystem) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
@@ -27,8 +31,7 @@ func (fs *fileSystem) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *f
 		of = fs.files.get(handle)
 	}
 	fd, errno := fs.hold(n)
-	const times = fuse.FATTR_MTIME | fuse.FATTR_CTIME
-	if errno == syscall.ESTALE && in.Valid&^fuse.FATTR_FH == times && fs.writeBack && n.isRemoved() {
+	if errno == syscall.ESTALE && in.Valid&^fuse.FATTR_FH == ownTimes && fs.writeBack && n.isRemoved() {
 		// The kernel sends the times of a file that it has just removed, and the daemon has let the file go (letGo).
 		// syncfs would report an error.
 		out.Mode = n.kind
@@ -136,7 +139,13 @@ func (fs *fileSystem) setAttr(
 	mtime := timespec(in.Valid, fuse.FATTR_MTIME, fuse.FATTR_MTIME_NOW, in.Mtime, in.Mtimensec)
 	if atime.Nsec != unix.UTIME_OMIT || mtime.Nsec != unix.UTIME_OMIT {
 		set := func() error {
-			if errno := fs.setTimes(n, fd, atime, mtime); errno != 0 {
+			errno := fs.setTimes(n, fd, atime, mtime)
+			if errno == syscall.EPERM && in.Valid == ownTimes|fuse.FATTR_FH {
+				// The file is another user's, or allows only appending. It keeps the time at which the bytes arrived:
+				// fsync must not fail for that.
+				errno = 0
+			}
+			if errno != 0 {
 				return errno
 			}
 			return nil

@@ -242,7 +242,7 @@ func TestTimesAreThoseOfSource(t *testing.T) {
 		}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bothModes(t, func(t *testing.T, s *scene) {
+			everyMode(t, func(t *testing.T, s *scene) {
 				path := filepath.Join(s.mnt, "f")
 				began := time.Now().Add(-clockStep)
 				for range 10 {
@@ -338,4 +338,33 @@ func TestWritesPastTheLargestFile(t *testing.T) {
 		require.NoError(t, err)
 		require.Error(t, f.Close())
 	})
+}
+
+// TestTimesThatSourceRefuses: SOURCE does not let the daemon set the times of a file. fsync and close do not fail for
+// that. A program that sets them gets the error.
+func TestTimesThatSourceRefuses(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root may make a file append-only")
+	}
+	const appendOnly = 0x20
+	s := mount(t, writeBack)
+	path, home := filepath.Join(s.mnt, "f"), filepath.Join(s.source, "f")
+	f, err := os.Create(path)
+	require.NoError(t, err)
+	defer f.Close()
+	if err := changeFlags(home, appendOnly, 0); err != nil {
+		t.Skip("SOURCE has no files that allow only appending: ", err)
+	}
+	defer func() { require.NoError(t, changeFlags(home, 0, appendOnly)) }()
+	for range 2 {
+		_, err = f.WriteString("text") // through a descriptor that is older than the flag
+		require.NoError(t, err)
+		for written := time.Now(); time.Since(written) < 2*clockStep; {
+			_, err = f.WriteString("t")
+			require.NoError(t, err)
+		}
+		require.NoError(t, f.Sync())
+	}
+	require.ErrorIs(t, os.Chtimes(path, time.Unix(1e9, 0), time.Unix(1e9, 0)), unix.EPERM)
+	require.NoError(t, f.Close())
 }
