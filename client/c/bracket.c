@@ -126,10 +126,9 @@ struct gaiafs_bracket *gaiafs_bracket_of(const struct gaia_range *ranges, size_t
 	struct gaiafs_bracket *b = NULL;
 
 	*want = (struct gaiafs_want){ 0 };
-	if (n == 0 || ranges == NULL)
-		(void)gaiafs_failed(f, EINVAL, "a bracket uses at least one range");
-	else if (n > GAIAFS_MOST_RANGES)
-		(void)gaiafs_failed(f, EINVAL, "a bracket of %zu ranges; it has at most %d", n, GAIAFS_MOST_RANGES);
+	if (n == 0 || ranges == NULL || n > GAIAFS_MOST_RANGES)
+		(void)gaiafs_failed(f, EINVAL, "a bracket of %zu ranges; it has 1 to %d", ranges == NULL ? 0 : n,
+				    GAIAFS_MOST_RANGES);
 	else if (gaiafs_prepare_work(f) == 0 && (b = malloc(sizeof *b + n * sizeof b->spans[0])) == NULL)
 		(void)gaiafs_failed(f, ENOMEM, "out of memory");
 	if (b == NULL)

@@ -107,8 +107,9 @@ static void load(void)
 		const char *why = dlerror();
 
 		(void)gaiafs_failed(&unusable, ENODEV,
-				    "the mount's devices are GPUs, and this process cannot load libcuda.so.1, which comes with "
-				    "NVIDIA's driver: %s", why != NULL ? why : "no reason given");
+				    "the mount's devices are GPUs, and libcuda.so.1 cannot be loaded here (%s): install the NVIDIA "
+				    "driver's library in this environment, or start the container with access to the GPUs",
+				    why != NULL ? why : "no reason given");
 		return;
 	}
 	for (size_t i = 0; i < sizeof symbols / sizeof symbols[0]; i++) {

@@ -128,11 +128,9 @@ void gaiafs_view_mapped(struct gaiafs_view *v)
 
 static int check_files(const struct gaia_view_args *a, struct gaiafs_fail *f)
 {
-	if (a->fds == NULL || a->fd_count == 0)
-		return gaiafs_failed(f, EINVAL, "there are no files");
-	if (a->fd_count > MAX_FILES)
-		return gaiafs_failed(f, EINVAL, "there are %llu files, and a view has at most %d",
-				     (unsigned long long)a->fd_count, MAX_FILES);
+	if (a->fds == NULL || a->fd_count == 0 || a->fd_count > MAX_FILES)
+		return gaiafs_failed(f, EINVAL, "there are %llu files, and a view has 1 to %d",
+				     (unsigned long long)(a->fds == NULL ? 0 : a->fd_count), MAX_FILES);
 	for (size_t i = 0; a->files != NULL && i < a->count; i++)
 		if (a->files[i] >= a->fd_count)
 			return gaiafs_failed(f, EINVAL, "segment %zu is of file %u, and there are %llu", i, a->files[i],

@@ -294,7 +294,7 @@ func TestForeignDescriptorIsNoMapping(t *testing.T) {
 	defer f.Close()
 	_, err = Map(f, 0, 4096, ProtRead, 0)
 	require.ErrorIs(t, err, syscall.ENOTTY)
-	require.Contains(t, err.Error(), "not of a gaiafs mount")
+	require.Contains(t, err.Error(), "not on a gaiafs mount")
 	_, err = Status(t.TempDir())
 	require.ErrorIs(t, err, syscall.ENOTTY)
 	_, err = Status("/does/not/exist")

@@ -445,7 +445,7 @@ func (c *conn) receive(r *receiver) {
 		err = k.take(h, body, fds)
 		closeAll(fds)
 		if truncated && err == nil {
-			err = failed(syscall.EMFILE, "this process has no descriptors left for the extents")
+			err = failed(syscall.EMFILE, "this process has no descriptors left for the extents: see ulimit -n")
 		}
 		if err != nil && k.err == nil {
 			k.err = err

@@ -45,7 +45,7 @@ func ioctlGrant(fd int) (grant, error) {
 	if errno != 0 {
 		switch errno {
 		case syscall.ENOTTY, syscall.EINVAL, syscall.ENOSYS:
-			return grant{}, failed(errno, "the descriptor is not of a gaiafs mount")
+			return grant{}, failed(errno, "it is not on a gaiafs mount (the command gaiafs mount makes one)")
 		case syscall.ESRCH:
 			return grant{}, failed(errno, "the daemon does not see this process, which is in another PID namespace: "+
 				"run it where the daemon can see it, or mount without --kernel-opens")

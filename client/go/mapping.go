@@ -175,7 +175,7 @@ func checkFile(f *os.File, prot Prot) error {
 		return asError(err, "fstat")
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return failed(syscall.EINVAL, "the descriptor is not of a regular file")
+		return failed(syscall.EINVAL, "descriptor %d is not of a regular file", f.Fd())
 	}
 	flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
 	if err != nil {
@@ -184,11 +184,11 @@ func checkFile(f *os.File, prot Prot) error {
 	mode := flags & unix.O_ACCMODE
 	switch {
 	case flags&unix.O_PATH != 0:
-		return failed(syscall.EBADF, "the descriptor was opened with O_PATH")
+		return failed(syscall.EBADF, "descriptor %d was opened with O_PATH", f.Fd())
 	case mode == unix.O_WRONLY:
-		return failed(syscall.EACCES, "the descriptor is not open for reading")
+		return failed(syscall.EACCES, "descriptor %d is not open for reading", f.Fd())
 	case mode == unix.O_RDONLY && prot&ProtWrite != 0:
-		return failed(syscall.EACCES, "the descriptor is not open for writing")
+		return failed(syscall.EACCES, "descriptor %d is not open for writing", f.Fd())
 	}
 	return nil
 }
@@ -235,7 +235,7 @@ func (m *Mapping) open(o options) error {
 			return failed(syscall.ENODEV, "the mount has no GPUs, only emulated devices: ask for one of these, or set "+
 				"GAIAFS_EMULATED=1 to let them stand in for GPUs")
 		}
-		return failed(syscall.ENODEV, "the mount has no devices of kind %s", o.kind)
+		return failed(syscall.ENODEV, "the mount has no devices of kind %s, only GPUs", o.kind)
 	case named != nil && named.open != nil:
 		if a.gpu, err = named.open(m.device); err != nil {
 			c.release()

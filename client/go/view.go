@@ -181,7 +181,7 @@ func (v *viewSource) open(files []*os.File) error {
 	}
 	for i, s := range v.segments {
 		if s.File < 0 || s.File >= len(files) {
-			return failed(syscall.EINVAL, "segment %d is of file %d, but there are only %d", i, s.File, len(files))
+			return failed(syscall.EINVAL, "segment %d is of file %d, and there are %d", i, s.File, len(files))
 		}
 		f := &v.files[s.File]
 		if f.from == f.to {

@@ -97,7 +97,7 @@ func TestBadViews(t *testing.T) {
 		want     syscall.Errno
 		text     string
 	}{
-		"not of a mount":      {[]*os.File{f}, one, 0, 0, syscall.ENOTTY, "not of a gaiafs mount"},
+		"not of a mount":      {[]*os.File{f}, one, 0, 0, syscall.ENOTTY, "not on a gaiafs mount"},
 		"as many as there be": {[]*os.File{f}, many(maxSegments), 0, 0, syscall.ENOTTY, ""},
 		"no files":            {nil, one, 0, 0, syscall.EINVAL, "0 files"},
 		"many files":          {make([]*os.File, maxFiles+1), one, 0, 0, syscall.EINVAL, "16385 files"},

@@ -198,7 +198,7 @@ func TestCUDARefusals(t *testing.T) {
 		}
 		d := startGPUs(t, libcuda)
 		d.env = nil
-		require.Regexp(t, `^19 .*cannot load libcuda.so.1.*driver`, d.run(client, "refused", d.file(), "0"))
+		require.Regexp(t, `^19 .*libcuda.so.1 cannot be loaded here.*driver`, d.run(client, "refused", d.file(), "0"))
 		d.waitMapped(0)
 	})
 	t.Run("not visible", func(t *testing.T) {

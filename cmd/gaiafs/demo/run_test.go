@@ -75,7 +75,7 @@ func TestDeviceProgramNeedsAMount(t *testing.T) {
 	j, err := json.Marshal(job{Program: rightProgram, Directory: dir, Output: outputName,
 		Grid: grid{W: 8, H: 8, Side: 8}, Band: 1})
 	require.NoError(t, err)
-	require.ErrorContains(t, Work(bytes.NewReader(append(j, '\n')), &bytes.Buffer{}), "not of a gaiafs mount")
+	require.ErrorContains(t, Work(bytes.NewReader(append(j, '\n')), &bytes.Buffer{}), "not on a gaiafs mount")
 }
 
 func TestProgramsThatFailAreReported(t *testing.T) {
