@@ -534,27 +534,6 @@ func TestViewTakesWhatIsReleasedStraight(t *testing.T) {
 	}
 }
 
-// TestViewOfWhatTwoDevicesReleased: a page that two devices released has to be merged before a view gets it.
-func TestViewOfWhatTwoDevicesReleased(t *testing.T) {
-	m := newMachine(t, 2)
-	src := m.noisyFile(4 * page.Size)
-	want := src.home.bytes(0, 4*page.Size)
-	programs := []*program{m.run(src, 0, 0, 4*page.Size, true), m.run(src, 1, 0, 4*page.Size, true)}
-	for dev, p := range programs {
-		for _, at := range []int{dev * page.Size, 2*page.Size + dev} { // in a page of its own, and in one of both
-			want[at]++
-			p.store(at, want[at])
-		}
-	}
-	for _, p := range programs {
-		p.release()
-	}
-	for dev := range 2 {
-		v := m.view(ViewRequest{Device: dev, Segments: []view.Segment{bytesOf(0, 4*page.Size)}}, src)
-		require.Equal(t, want, v.all(), "device %d", dev)
-	}
-}
-
 // TestAbortedStoresWithoutAnAcquire: an aborted group takes back stores into pages that the mapping never acquired.
 func TestAbortedStoresWithoutAnAcquire(t *testing.T) {
 	const size = 8 * page.Size

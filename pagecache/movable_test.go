@@ -747,13 +747,15 @@ func TestChargesOfSeveralMoves(t *testing.T) {
 	c.use(0, 2).Done()
 	charged := func() int64 { return m.cache.devices[0].room.Status().Mapped }
 	first, second := make(chan struct{}), make(chan struct{})
+	answers := sync.OnceFunc(func() { close(second) })
+	t.Cleanup(answers)
 	c.chargeLeases(func() { <-first })
 	c.chargeLeases(func() { <-second })
 	require.EqualValues(t, 2*brick, charged())
 	close(first)
 	require.Eventually(t, func() bool { return c.deaf.Load() == 1 }, time.Minute, time.Millisecond)
 	require.EqualValues(t, 2*brick, charged())
-	close(second)
+	answers()
 	require.Eventually(t, func() bool { return charged() == 0 }, time.Minute, time.Millisecond)
 }
 

@@ -152,9 +152,9 @@ var groupsPlants = []plant{
 	},
 	{
 		name: "who waits for a version does not wait for a writer that begins later",
-		file: "pagecache/publications.go",
-		old:  "version < least && had && writers == 0 {",
-		new:  "version < least && (had || writers == 0) && writers == 0 {",
+		file: "pagecache/acquireall.go",
+		old:  "if version < least && wrote && writers == 0 {",
+		new:  "if version < least && (wrote || writers == 0) && writers == 0 {",
 		nets: []net{{pkg: "pagecache", run: "TestWaitingForAVersion"}},
 	},
 	{
@@ -181,8 +181,8 @@ var groupsPlants = []plant{
 	{
 		name: "the end of a window does not end a wait for a version",
 		file: "pagecache/acquireall.go",
-		old:  "defer context.AfterFunc(r.Of.lifeOf().life, func() { end(ended) })()\n",
-		new:  "_, _ = ended, r\n",
+		old:  "defer context.AfterFunc(w.lifeOf().life, func() { end(ended) })()",
+		new:  "_, _ = ended, w",
 		nets: []net{{pkg: "pagecache", run: "TestWaitingForAVersion"}},
 	},
 	{

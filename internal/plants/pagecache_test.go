@@ -191,7 +191,7 @@ var pagecachePlants = []plant{
 	{
 		name: "an eviction collects nothing",
 		file: "pagecache/evict.go",
-		old:  "\t// Collect in parts, so that requests get the lock in between.\n",
+		old:  "\tif !orphan && !h.collectOwnLocked(ctx, x.pages(), idle) {\n\t\treturn false\n\t}\n",
 		new: "\tif idle() {\n\t\tplan := f.lrc.BeginEvict(x.pages(), h.owner)\n\t\tplan.Lossy = true\n" +
 			"\t\treturn f.freeExtentLocked(x, plan)\n\t}\n",
 		nets: []net{

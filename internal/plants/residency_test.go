@@ -43,8 +43,8 @@ var residencyPlants = []plant{
 	{
 		name: "a request that fits waits for others' evictions",
 		file: "pagecache/residency/room.go",
-		old:  "\tif !d.over(owner) && d.spare(size) {",
-		new:  "\tif !d.over(owner) && d.spare(size) && len(d.turns) == 0 {",
+		old:  "\tif !d.over(owner, size) && d.spare(size) {",
+		new:  "\tif !d.over(owner, size) && d.spare(size) && len(d.turns) == 0 {",
 		nets: []net{{pkg: "pagecache/residency", run: "TestWhatFitsDoesNotWait"}},
 	},
 	{
@@ -113,8 +113,8 @@ var residencyPlants = []plant{
 	{
 		name: "a grant keeps a part of its memory while it waits for the rest",
 		file: "pagecache/residency/grant.go",
-		old:  "\t\tif err != nil {\n\t\t\tfor _, p := range g.pins {",
-		new:  "\t\tif err != nil && len(wants) == 0 {\n\t\t\tfor _, p := range g.pins {",
+		old:  "a.By, g.pins...)\n\t\t\tfor _, p := range g.pins {",
+		new:  "a.By, g.pins...)\n\t\t\tfor _, p := range g.pins[:0] {",
 		nets: []net{{pkg: "pagecache/residency", run: "TestGrantIsWhole"},
 			{pkg: "pagecache", run: "TestDeadlockOfChen"}},
 	},
@@ -310,8 +310,8 @@ var residencyPlants = []plant{
 	{
 		name: "extents move back beyond their tenant's maximum",
 		file: "pagecache/residency/back.go",
-		old:  "return most == 0 || d.ledger.Owned(id)+n <= most\n}",
-		new:  "return most == 0 || n <= most\n}",
+		old:  "if !d.ledger.May(id, n) {",
+		new:  "if n < 0 {",
 		nets: []net{{pkg: "pagecache/residency", run: "TestBack$"}},
 	},
 	{
@@ -464,8 +464,8 @@ var residencyPlants = []plant{
 	{
 		name: "a bracket takes extents over beyond its tenant's maximum",
 		file: "pagecache/residency/grant.go",
-		old:  "if d.gains(id, x) {\n\t\tif !d.claim(id, x.size) {",
-		new:  "if d.gains(id, x) {\n\t\tif !d.claim(id, 0) {",
+		old:  "if d.over(id, 0) {\n\t\t\treturn nil",
+		new:  "if d.over(id, 0) && x == nil {\n\t\t\treturn nil",
 		nets: []net{{pkg: "pagecache/residency", run: "TestMostOfATenantOfWhatOthersHadInBrackets"}},
 	},
 }

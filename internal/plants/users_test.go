@@ -46,9 +46,9 @@ var usersPlants = []plant{
 	},
 	{
 		name: "the mount has none of the flags of SOURCE",
-		file: "fs/server.go",
-		old:  "unix.MS_MGC_VAL | o.strict.mountFlags()",
-		new:  "unix.MS_MGC_VAL",
+		file: "fs/connection.go",
+		old:  "attributes := o.strict.mountAttributes()",
+		new:  "attributes := 0 * o.strict.mountAttributes()",
 		nets: []net{{pkg: "fs", run: "TestFlagsOfTheSourceHold"}},
 	},
 	{

@@ -332,3 +332,20 @@ func TestStateOfLargeFiles(t *testing.T) {
 	stale, _, _ := s.Take(page.From(0).Pages(), 1, 1, 0, 1)
 	assert.Equal(t, []page.Range{{Start: 1 << 28, End: 1<<28 + 1}}, stale)
 }
+
+// TestGivenUpSections: what a fill of whole sections did not bring is stale again, and nothing else.
+func TestGivenUpSections(t *testing.T) {
+	const size = 3 * sectionPages
+	l, err := New(1, []Segment{{Length: size * page.Size, Count: 1}}, 256)
+	require.NoError(t, err)
+	s, all := NewState(l.File(0)), page.From(0).Pages()
+	_, pages, _ := s.Take(all, math.MaxInt64, math.MaxInt64, 0, 1)
+	require.EqualValues(t, size, pages)
+	s.Claim(page.Range{Start: size - 5, End: size}, 0)
+	s.Arrived(page.Range{End: sectionPages + 7})
+	s.GaveUp()
+	require.Empty(t, s.Coming())
+	taken, _, _ := s.Take(all, math.MaxInt64, math.MaxInt64, 0, 2)
+	require.Equal(t, []page.Range{{Start: sectionPages + 7, End: size}}, taken)
+	require.Equal(t, taken, s.Claim(all, 0), "nothing is claimed still")
+}
