@@ -51,7 +51,7 @@ test: setup-test build ## Build, and run all tests
 	$(GO) test -json -timeout $(TEST_TIMEOUT) ./... | $(SUMMARY)
 
 # Everything but mounts, commands, clients and benchmarks.
-QUICK = $(shell $(GO) list ./... | grep -vE '/gaiafs/(fs|cmd/.*|client/.*|bench.*|internal/plants)$$')
+QUICK = $(shell $(GO) list ./... | grep -vE '/gaiafs/(fs|cmd/.*|client/.*|bench.*|internal/(mounttest|plants|stress|testmount))$$$$')
 
 .PHONY: test-quick
 test-quick: ## Run a part of the tests that needs no mounts and installs nothing: some minutes

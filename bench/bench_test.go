@@ -318,7 +318,8 @@ func TestNamesOfRowsNeedNoPrograms(t *testing.T) {
 	require.Subset(t, names, []string{"git clone", "rm -r of the clone", "go build"})
 }
 
-// A quick run that names no rows has few: of loading, a second process, writing together, and CPU programs, in this order.
+// A quick run that names no rows has few: of loading, a second process, writing together, and CPU programs, in this
+// order.
 func TestRowsOfQuick(t *testing.T) {
 	t.Chdir(t.TempDir())
 	o := Options{Quick: true, Match: quickMatch}

@@ -46,7 +46,8 @@ func TestStatusAlignsFiles(t *testing.T) {
 	s := statusDocument{Status: pagecache.Status{Files: []pagecache.FileStatus{
 		{Name: "weights", SizeBytes: 1 << 20, Mappings: 1, BusySeconds: 2, Error: "no space",
 			Holders: []pagecache.HoldingStatus{{Device: 10, Resident: 12345, Dirty: 3}},
-			Views:   []pagecache.ViewStatus{{Device: 1, Mappings: 3, Resident: 9, Stale: 8}, {Mappings: 1, Resident: 7}}},
+			Views: []pagecache.ViewStatus{{Device: 1, Mappings: 3, Resident: 9, Stale: 8},
+				{Mappings: 1, Resident: 7}}},
 		{Name: "a longer name", SizeBytes: 5, Pinned: "host"},
 	}}}
 	var b strings.Builder

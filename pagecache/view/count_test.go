@@ -9,7 +9,8 @@ import (
 	"github.com/gaiafs/gaiafs/internal/page"
 )
 
-// TestCount: the pages of each part are counted as if they were looked at one by one, whatever is stale, coming or gone.
+// TestCount: the pages of each part are counted as if they were looked at one by one, whatever is stale, coming or
+// gone.
 func TestCount(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		base := section(rapid.SampledFrom([]int64{0, 2}).Draw(t, "section")).Start
