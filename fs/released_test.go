@@ -231,8 +231,8 @@ func TestDirectReadsSeeWhatDevicesReleased(t *testing.T) {
 	r.agree(t)
 }
 
-// TestMappingsOfDirectOpens: the kernel fills its pages for a mapping, whatever the flags of the mapped open. So a release
-// makes it drop them, and a store into such a page takes nothing from what devices released.
+// TestMappingsOfDirectOpens: the kernel fills its pages for a mapping, whatever the flags of the mapped open. So a
+// release makes it drop them, and a store into such a page takes nothing from what devices released.
 func TestMappingsOfDirectOpens(t *testing.T) {
 	for _, mode := range deviceModes() {
 		t.Run(mode.name, func(t *testing.T) {

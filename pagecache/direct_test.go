@@ -122,6 +122,7 @@ func (d *disk) Drop(off, n int64) {
 	for i := range page.Covering(off, n).Len() {
 		p := page.Index(off>>page.Shift) + page.Index(i)
 		if d.cached[p] {
+			d.flush(p) // a host drops no dirty page
 			delete(d.cached, p)
 			d.filled--
 		}

@@ -109,12 +109,14 @@ var viewsPlants = []plant{
 	{
 		name: "view: pages that became stale after the plan are read from home",
 		file: "pagecache/view/state.go",
-		old:  "		s.coming.read(i, at, set)\n		set.minus(busy)\n",
-		new: "		s.stale.read(i, at, set)\n		s.coming.or(i, at, set)\n		s.stale.remove(i, part, all)\n" +
-			"		s.coming.read(i, at, set)\n		set.minus(busy)\n",
+		old:  "		if set.none(part, first) {\n			return true // nothing of part is coming, or others bring it\n		}\n",
+		new: "		s.file.addTo(has, part, first)\n		stale := make(bitmap, n)\n		s.stale.read(i, at, stale)\n" +
+			"		stale.and(has)\n		stale.minus(busy)\n		set.or(stale)\n		s.coming.or(i, at, stale)\n" +
+			"		if s.stale.separate(i); s.stale[i] != nil {\n			bitmap(s.stale[i][at:]).minus(stale)\n		}\n",
 		nets: []net{
 			{pkg: "pagecache/view", run: "TestClaims"},
 			{pkg: "pagecache", run: "TestReleasedPagesThatBecomeStaleDuringAnAcquire"},
+			{pkg: "pagecache", run: "TestViewsInRounds"},
 		},
 	},
 	{
@@ -129,14 +131,14 @@ var viewsPlants = []plant{
 		file: "pagecache/viewstraight.go",
 		old:  "	if err := f.landLocked(rg); err != nil {\n",
 		new:  "	if err := ctx.Err(); err != nil {\n",
-		nets: []net{{pkg: "pagecache", run: "TestFlightsBesidePagesThatAreCopiedStraight"}},
+		nets: []net{{pkg: "pagecache", run: "TestFlightsBesidePagesThatAreCopiedStraight"}, {pkg: "pagecache", run: "TestViewsBesideEverything"}},
 	},
 	{
 		name: "view: pages that two devices released are copied straight from one of them",
 		file: "pagecache/viewstraight.go",
 		old:  "				pages = subtract(pages, pendingOf(&f.lrc, rg, o))\n",
 		new:  "				_ = o\n",
-		nets: []net{{pkg: "pagecache", run: "TestPagesThatTwoDevicesReleased"}},
+		nets: []net{{pkg: "pagecache", run: "TestPagesThatTwoDevicesReleased"}, {pkg: "pagecache", run: "TestViewsBesideEverything"}},
 	},
 	{
 		name: "links: staging memory of a neighbour is used again before the copy out of it has ended",
