@@ -55,9 +55,9 @@ func (fs *fileSystem) Read(cancel <-chan struct{}, in *fuse.ReadIn,
 	return readResult(buf[:n], err, direct)
 }
 
-// passesPages reports whether the bytes of a READ go to a program's buffer, not into the kernel's pages. Linux names the
-// owner of the program's locks in these requests alone. The flags of the open do not tell: the kernel also fills its
-// pages through opens with O_DIRECT, for mappings.
+// passesPages reports whether the bytes of a READ go to a program's buffer, not into the kernel's pages. Only in these
+// requests does Linux name the owner of the program's locks. The flags of the open do not tell: the kernel also fills
+// its pages through opens with O_DIRECT, for mappings.
 func passesPages(in *fuse.ReadIn) bool { return in.ReadFlags&fuse.READ_LOCKOWNER != 0 }
 
 // readResult answers a READ that got some bytes and then, perhaps, an error. A direct read returns the bytes, as

@@ -13,8 +13,8 @@ import (
 // view has begun to read for it. So a view that comes later gets the pages that the others have yet to read, and itself
 // reads the pages that they had read before.
 //
-// A page goes to a view only if its fill took it under File.mu, to bring it from home (viewPart.begin), and then only if
-// it was claimed for that view before its read began (view.State), under File.viewsMu. So the bytes that arrive are
+// A page goes to a view only if its fill took it under File.mu, to bring it from home (viewPart.begin), and then only
+// if it was claimed for that view before its read began (view.State), under File.viewsMu. So the bytes that arrive are
 // those that home had when the page was taken, or newer ones. Home then lacked nothing of the page.
 
 // fromHome brings pages from home, together with pages that other views of the file want. It calls ready once these
