@@ -120,8 +120,11 @@ def opens():
 
 def exports():
     n = gaiafs.mmap(path, length=4096)
-    np.from_dlpack(n.array())
-    n.numpy()
+    if n.kind == "cuda":  # NumPy takes no memory of a GPU
+        n.array().__dlpack__(max_version=(1, 0))
+    else:
+        np.from_dlpack(n.array())
+        n.numpy()
     n.close()
 
 
