@@ -140,8 +140,8 @@ func TestRecordingIsForThePrivileged(t *testing.T) {
 	require.Equal(t, syscall.EPERM, s.connect().call(frame(record, 2, g.Token)).errno())
 }
 
-// TestRequestsForThePrivileged: others may not end the mount, evict files, profile the daemon or watch paths, and need
-// a token of the mount to ask for its status.
+// TestRequestsForThePrivileged: others may not end the mount, change its settings, evict files, profile the daemon or
+// watch paths, and need a token of the mount to ask for its status.
 func TestRequestsForThePrivileged(t *testing.T) {
 	served := 0
 	s := start(t, &controltest.Cache{}, func(o *control.Options) {
@@ -149,12 +149,13 @@ func TestRequestsForThePrivileged(t *testing.T) {
 		o.Live = new(live.Feed)
 		o.End = func(context.Context, control.EndRequest) error { served++; return nil }
 		o.File = func(context.Context, control.FileRequest) (any, error) { served++; return nil, nil }
+		o.Set = func(context.Context, control.SetRequest) ([]byte, error) { served++; return nil, nil }
 		o.Profile = func(context.Context, control.ProfileKind, time.Duration) ([]byte, error) {
 			served++
 			return nil, nil
 		}
 	})
-	const fileRequest, profile, watch, evict = 32, 33, 34, uint32(4)
+	const fileRequest, profile, watch, set, evict = 32, 33, 34, 35, uint32(4)
 	c := s.connect()
 	for name, x := range map[string]struct {
 		request []byte
@@ -164,6 +165,7 @@ func TestRequestsForThePrivileged(t *testing.T) {
 		"evict":   {frame(fileRequest, 1, s.token(), evict, uint32(0), int64(0), int64(0)), syscall.EPERM},
 		"profile": {frame(profile, 1, s.statusToken(), uint32(1), uint32(0)), syscall.EPERM},
 		"watch":   {frame(watch, 1, s.statusToken(), []byte(`{"path":"secret"}`)), syscall.EPERM},
+		"set":     {frame(set, 1, s.statusToken(), uint32(3), uint32(0), []byte("a=b")), syscall.EPERM},
 		"status":  {frame(status, 1, [16]byte{}), syscall.EACCES},
 	} {
 		require.Equal(t, x.want, c.call(x.request).errno(), name)

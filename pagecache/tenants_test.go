@@ -12,6 +12,7 @@ import (
 	"github.com/gaiafs/gaiafs/gpubackend/emulated"
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/internal/testdevice"
+	"github.com/gaiafs/gaiafs/pagecache/residency/tenants"
 )
 
 // descriptors returns the number of this process's descriptors.
@@ -81,4 +82,29 @@ func TestManyUsersMap(t *testing.T) {
 		require.Empty(t, d.Users)
 	}
 	require.LessOrEqual(t, descriptors(t), before)
+}
+
+// TestMovedFileStaysOnItsAccount: memory belongs to the directory where its file was when it was mapped, as long as
+// that mapping lasts.
+func TestMovedFileStaysOnItsAccount(t *testing.T) {
+	m := newMachine(t, 1, func(o *Options, _ *int64) {
+		o.Tenants = []tenants.Tenant{{ID: tenants.Directory("a"), Weight: 1}, {ID: tenants.Directory("b"), Weight: 1}}
+	})
+	src := m.file(page.Size)
+	owners := func() (ids []tenants.ID) {
+		for _, a := range m.cache.Status().Devices[0].Tenants {
+			if a.Owned > 0 {
+				ids = append(ids, a.Tenant)
+			}
+		}
+		return ids
+	}
+	src.name = "a/file"
+	p := m.run(src, 0, 0, page.Size, false)
+	src.name = "b/file"
+	q := m.run(src, 0, 0, page.Size, false)
+	require.Equal(t, []tenants.ID{tenants.Directory("a")}, owners())
+	p.unmap()
+	require.Equal(t, []tenants.ID{tenants.Directory("b")}, owners(), "it goes to the next one")
+	q.unmap()
 }
