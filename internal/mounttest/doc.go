@@ -1,7 +1,8 @@
 // Package mounttest runs the random programs of package model on real mounts, with every program in a process of its
-// own. Two CPU programs use pwrite, pread, mmap, fsync, ftruncate and fallocate. Four GPU programs use client/go on
-// three emulated devices, and two of them share the first device. The package has only tests. GAIAFS_TEST_GPUS=cuda:0,1
-// runs them on GPUs, of which there may be fewer. Without a GPU, some programs use the fake libcuda.
+// own. Two CPU programs use pwrite, pread, mmap, fsync, ftruncate and fallocate; one of them maps a descriptor with
+// O_DIRECT. Four GPU programs use client/go on three emulated devices, and two of them share the first device. The
+// package has only tests. GAIAFS_TEST_GPUS=cuda:0,1 runs them on GPUs, of which there may be fewer. Without a GPU, some
+// programs use the fake libcuda.
 //
 // # Model
 //

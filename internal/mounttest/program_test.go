@@ -23,8 +23,10 @@ type order struct {
 	// Base is the offset in the file that steps call 0.
 	Base int64
 	// Limit is how many bytes of the file a CPU program maps, regardless of the file's size.
-	Limit  int64
-	Device int
+	Limit int64
+	// MapDirect makes it map a descriptor with O_DIRECT.
+	MapDirect bool
+	Device    int
 	// Kind is the device's kind, if that matters.
 	Kind gaiafs.Kind
 	Step model.Step
@@ -115,7 +117,11 @@ func (p *program) open(o order) (err error) {
 	if p.direct, err = os.OpenFile(o.Open, os.O_RDWR|unix.O_DIRECT, 0); err != nil {
 		return err
 	}
-	if p.memory, err = unix.Mmap(int(p.file.Fd()), p.base, int(o.Limit), unix.PROT_READ|unix.PROT_WRITE,
+	mapped := p.file
+	if o.MapDirect {
+		mapped = p.direct
+	}
+	if p.memory, err = unix.Mmap(int(mapped.Fd()), p.base, int(o.Limit), unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_SHARED); err != nil {
 		return err
 	}

@@ -199,7 +199,7 @@ func (x *system) begin() error {
 func (x *system) open(c model.Client) error {
 	o := order{Open: x.mount.Path(x.name), Base: x.base}
 	if x.layout.IsCPU(c) {
-		o.Limit = int64(x.layout.Pages) * model.PageSize
+		o.Limit, o.MapDirect = int64(x.layout.Pages)*model.PageSize, c%2 == 1
 	}
 	_, err := x.processes[c].do(o)
 	return err

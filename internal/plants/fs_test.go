@@ -16,7 +16,10 @@ var fsPlants = []plant{
 		file: "fs/file_read.go",
 		old:  "return in.ReadFlags&fuse.READ_LOCKOWNER != 0",
 		new:  "return in.Flags&unix.O_DIRECT != 0",
-		nets: []net{{pkg: "fs", run: "TestMappingsOfDirectOpens"}},
+		nets: []net{
+			{pkg: "fs", run: "TestMappingsOfDirectOpens"},
+			{pkg: "internal/mounttest", run: "TestRandomPrograms/^write-through$", args: []string{"-steps=24000"}},
+		},
 	},
 	{
 		name: "a direct write waits for a page that it has locked itself",
