@@ -71,7 +71,9 @@ func null(t *testing.T) (f *os.File, open func() bool) {
 // TestNoticesThatAreNotSent: the memory that comes with a notice is closed if the notice is never sent.
 func TestNoticesThatAreNotSent(t *testing.T) {
 	newService := func() *service {
-		return &service{wake: make(chan struct{}, 1), over: make(chan struct{}), asked: make(map[requestID]chan<- answer)}
+		return &service{
+			wake: make(chan struct{}, 1), over: make(chan struct{}), asked: make(map[requestID]chan<- answer),
+		}
 	}
 	for name, send := range map[string]func(f *os.File) error{
 		"no service connection": func(f *os.File) error {

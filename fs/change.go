@@ -15,8 +15,8 @@ import (
 // it was. Otherwise programs would see a time that SOURCE does not have, until the kernel forgets the file.
 
 // changeHome carries out a change of home: under the rules of the page cache if a device holds part of the file,
-// directly otherwise. It calls do with the offset and length of the change, or of a part of it. fd is a descriptor of the
-// file. The caller holds the gate read-locked, so no File is attached between the decision and do, and has told the
+// directly otherwise. It calls do with the offset and length of the change, or of a part of it. fd is a descriptor of
+// the file. The caller holds the gate read-locked, so no File is attached between the decision and do, and has told the
 // witness of the change.
 func (c *content) changeHome(
 	ctx context.Context, fs *fileSystem, fd int, change pagecache.Change, do func(off, n int64) error,

@@ -253,8 +253,8 @@ func (fs *fileSystem) truncateOpen(ctx context.Context, n *node, fd int, in *fus
 		n.told.Store(0)
 	}
 	if f := c.live(); f != nil && fs.writeBack && f.ReachesPast(0) {
-		// This answer brings no attributes, so the kernel keeps those that it has. But it has to ask before it makes the
-		// file longer, see beforeWrite.
+		// This answer brings no attributes, so the kernel keeps those that it has. But it has to ask before it makes
+		// the file longer, see beforeWrite.
 		fs.notify.InodeNotify(uint64(n.id), -1, 0)
 	}
 	if r := fs.cache.Recording(); r != nil && errno == 0 {

@@ -47,7 +47,9 @@ func (fs *fileSystem) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fu
 	defer ctx.end()
 	size := c.witness.begin(of.fd)
 	defer c.witness.end(of.fd, reached)
-	return toStatus(fs.lengthen(of.node, of.fd, size, end, func() error { return c.changeHome(ctx, fs, of.fd, change, allocate) }))
+	return toStatus(fs.lengthen(of.node, of.fd, size, end, func() error {
+		return c.changeHome(ctx, fs, of.fd, change, allocate)
+	}))
 }
 
 // killSetIDFor is killSetID for requests that change bytes and do not say whether the caller may keep set-id bits. The

@@ -149,8 +149,9 @@ func TestDeviceStoresInsideAFileThatGrew(t *testing.T) {
 	}
 }
 
-// TestStoresPastTheEndStayOutside: bytes that a device stored past the end of a file do not enter it, however it becomes
-// longer, and whether or not the kernel knew it to be longer than SOURCE before. Bytes that it stored before that end do.
+// TestStoresPastTheEndStayOutside: bytes that a device stored past the end of a file do not enter it, however it
+// becomes longer, and whether or not the kernel knew it to be longer than SOURCE before. Bytes that it stored before
+// that end do.
 func TestStoresPastTheEndStayOutside(t *testing.T) {
 	const text, mapped = "outside", 64 << 10
 	at := []int64{7000, 20_000, 48_000}

@@ -24,10 +24,10 @@ import (
 // from outside helps.
 //
 // So a mount has a guard: a process that does nothing until the daemon begins to die. It exists before the mount shows.
-// It cannot wait for the daemon's end, or for a pipe to close, because neither happens. But the kernel sends it a signal
-// when the thread that started it ends (PR_SET_PDEATHSIG). That thread does nothing else, so it can always end. If the
-// daemon does not end within guardPatience after the signal, the guard ends the connection: requests fail with ENOTCONN,
-// and the daemon ends.
+// It cannot wait for the daemon's end, or for a pipe to close, because neither happens. But the kernel sends it a
+// signal when the thread that started it ends (PR_SET_PDEATHSIG). That thread does nothing else, so it can always end.
+// If the daemon does not end within guardPatience after the signal, the guard ends the connection: requests fail with
+// ENOTCONN, and the daemon ends.
 
 // guardVariable makes a process a guard. Its value names the mount: the device number and the mountpoint.
 const guardVariable = "GAIAFS_GUARD"

@@ -13,8 +13,8 @@ import (
 )
 
 func init() {
-	// mapper opens the file args[0] with the flags args[2] and maps args[1] bytes. It carries out what its input says: an
-	// operation, an offset and a byte on each line. It answers each with a number or an error.
+	// mapper opens the file args[0] with the flags args[2] and maps args[1] bytes. It carries out what its input says:
+	// an operation, an offset and a byte on each line. It answers each with a number or an error.
 	programs["mapper"] = func(args []string) error {
 		size, err := strconv.Atoi(args[1])
 		if err != nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache"
 )
 
-// ownTimes are the attributes that a kernel that caches writes sends after a change. Programs may set these, too, but then
-// the request names no handle.
+// ownTimes are the attributes that a kernel that caches writes sends after a change. Programs may set these, too, but
+// then the request names no handle.
 const ownTimes = fuse.FATTR_MTIME | fuse.FATTR_CTIME
 
 // SetAttr implements fuse.RawFileSystem. It sets the owner before the mode, because changing the owner clears set-id

@@ -54,8 +54,8 @@ func (fs *fileSystem) touch(n *node) error {
 }
 
 // knownSize returns the size of n that the kernel knows, for pagecache.Change. It exceeds home's if the kernel has
-// cached writes that made the file longer. It is 0 if that cannot matter, and negative if knownSize cannot find out. The
-// caller holds no lock.
+// cached writes that made the file longer. It is 0 if that cannot matter, and negative if knownSize cannot find out.
+// The caller holds no lock.
 func (fs *fileSystem) knownSize(n *node) int64 {
 	if !fs.writeBack {
 		return 0

@@ -134,17 +134,12 @@ func (f *File) changeLocked(ctx context.Context, c Change, found besides, do fun
 		return f.changeAgainLocked(ctx, asked, found, &changedBeside{}, do)
 	}
 	// When the file grows, bytes that programs stored past end of file do not become part of it.
-	grows := changed.End > former && !(f.kernel.CachesWrites() && c.WriteBack)
-	if grows {
+	begin := func() error { return nil }
+	if changed.End > former && !(f.kernel.CachesWrites() && c.WriteBack) {
 		if err := f.keepEndLocked(ctx, former); err != nil {
 			return err
 		}
-	}
-	begin := func() error {
-		if !grows {
-			return nil
-		}
-		return f.zeroReplicasLocked(ctx, page.Bytes{Off: former, End: changed.End})
+		begin = func() error { return f.zeroReplicasLocked(ctx, page.Bytes{Off: former, End: changed.End}) }
 	}
 	done := false
 	if c.Kind != ChangeAllocate {
@@ -266,8 +261,8 @@ func (f *File) writeLocked(c Change, rg page.Range, begin func() error,
 	return true, err
 }
 
-// truncateLocked sets the size of home, which is before. Replicas read as zero past the new end at once, as a mapping of
-// the file would. former is where the file ends for the kernel: devices may have stored below it.
+// truncateLocked sets the size of home, which is before. Replicas read as zero past the new end at once, as a mapping
+// of the file would. former is where the file ends for the kernel: devices may have stored below it.
 func (f *File) truncateLocked(ctx context.Context, before, former, size int64, do func(off, n int64) error) error {
 	if size > former {
 		if err := f.keepEndLocked(ctx, former); err != nil {

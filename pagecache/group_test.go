@@ -554,8 +554,8 @@ func TestAbortedStoresWithoutAnAcquire(t *testing.T) {
 	require.Equal(t, want, p.all())
 }
 
-// TestViewOfReleasedPages: what a view copies straight from a device is what the file has: nothing past its end, and what
-// others wrote into the page, on the CPU or in SOURCE. If it cannot copy, the bytes come over home.
+// TestViewOfReleasedPages: what a view copies straight from a device is what the file has: nothing past its end, and
+// what others wrote into the page, on the CPU or in SOURCE. If it cannot copy, the bytes come over home.
 func TestViewOfReleasedPages(t *testing.T) {
 	const size = page.Size + 100
 	for name, change := range map[string]func(t *testing.T, m *machine, src *source, p *program){

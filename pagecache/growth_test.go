@@ -111,7 +111,7 @@ func TestStoresInsideTheSizeOfTheKernelSurviveGrowthInSource(t *testing.T) {
 	src := m.file(0)
 	p := m.run(src, 0, 0, 2*page.Size, true)
 	p.store(10, 7)
-	require.NoError(t, src.attached.BeforeWrite(context.Background(), -1)) // for example of a byte at the end of the page
+	require.NoError(t, src.attached.BeforeWrite(context.Background(), -1)) // say, of a byte at the end of the page
 	p.store(1000, 7)
 	src.home.resize(2000)
 	src.home.editAt(1500, []byte{5})

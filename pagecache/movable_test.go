@@ -560,8 +560,8 @@ func (c *traveller) first() (*extent, *lease) {
 	return x, x.leaseLocked(c.Mapping)
 }
 
-// TestBracketWhileAnExtentMoves: a bracket comes and goes right after its client gave the extent back, so the client has
-// it again. The extent does not move.
+// TestBracketWhileAnExtentMoves: a bracket comes and goes right after its client gave the extent back, so the client
+// has it again. The extent does not move.
 func TestBracketWhileAnExtentMoves(t *testing.T) {
 	m := newMovingMachine(t, 1, 2, 1)
 	src := m.noisyFile(brick)
@@ -768,8 +768,8 @@ func TestBracketOverTwoDevices(t *testing.T) {
 	require.ErrorIs(t, err, syscall.EINVAL)
 }
 
-// TestBracketShowsNoSecrets: a bracket gives its client a whole extent, with nothing in it that was overwritten, outside
-// its mapping either.
+// TestBracketShowsNoSecrets: a bracket gives its client a whole extent, with nothing in it that was overwritten,
+// outside its mapping either.
 func TestBracketShowsNoSecrets(t *testing.T) {
 	m := newMovingMachine(t, 1, 2, 0)
 	src := m.noisyFile(brick)

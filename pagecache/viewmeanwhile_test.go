@@ -91,7 +91,8 @@ func TestReleasedPagesThatBecomeStaleDuringAnAcquire(t *testing.T) {
 						}, time.Minute, time.Millisecond)
 					}
 					if beside { // it has taken all pages before the release
-						begin(m.view(ViewRequest{Device: 2, Segments: []view.Segment{bytesOf(1, size-1)}, Lazy: true}, src))
+						all := []view.Segment{bytesOf(1, size-1)}
+						begin(m.view(ViewRequest{Device: 2, Segments: all, Lazy: true}, src))
 					}
 					eights(size, true, func(at int) { p.add(at) })
 					p.release()

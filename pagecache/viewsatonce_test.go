@@ -169,7 +169,8 @@ func (c *crowd) run() {
 		})
 		c.turns(uint64(30+i), func(rnd *rand.Rand, value byte) {
 			switch {
-			case c.seed%3 == 1 && value%8 != 0: // after a change in SOURCE, views copy nothing straight from devices for a while
+			case c.seed%3 == 1 && value%8 != 0:
+				// After a change in SOURCE, views copy nothing straight from devices for a while.
 			case rnd.IntN(4) == 0 && src.disk == nil:
 				src.home.resize((crowdPages + rnd.IntN(crowdTail)) * page.Size)
 			default:
@@ -255,7 +256,9 @@ func (c *crowd) view(number int) {
 		if err == nil && !filled {
 			ended := make(chan struct{})
 			if rnd.IntN(2) == 0 {
-				file, reads, at := rnd.IntN(2), rnd.IntN(4) > 0 || c.seed%3 == 1 && rnd.IntN(4) > 0, rnd.IntN(crowdPages)
+				file := rnd.IntN(2)
+				reads := rnd.IntN(4) > 0 || c.seed%3 == 1 && rnd.IntN(4) > 0
+				at := rnd.IntN(crowdPages)
 				p := v.v.parts[file]
 				c.others.Go(func() { c.during(p, file, ended, reads, at) })
 			}

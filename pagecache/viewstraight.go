@@ -49,7 +49,8 @@ func (p *viewPart) straightLocked(rg page.Range) (of map[*holding][]page.Range, 
 }
 
 // collectRestLocked brings the flights and the released pages of rg home, up to next, except those that the view may
-// copy from devices. Of these it marks the ones that the view lacks as stale. All other pages before next are home then.
+// copy from devices. Of these it marks the ones that the view lacks as stale. All other pages before next are home
+// then.
 func (p *viewPart) collectRestLocked(ctx context.Context,
 	rg page.Range) (of map[*holding][]page.Range, next page.Index, err error) {
 	f := p.f

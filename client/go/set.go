@@ -9,8 +9,8 @@ import (
 // Set changes settings of a mount in use: all of them or, on error, none. Each setting is given as NAME=VALUE. Set
 // returns the values of all settings that can be changed: a JSON document, see docs/status.md. Without settings it
 // changes nothing. The value of tenants and priorities is the path of a file, which only names it, a newline and the
-// text of the file: the daemon opens no file for a client. Errors: EPERM for users other than root and the one who mounted, EINVAL for an unknown setting or a
-// bad value, ENOSYS as in Inspect, and those of Status.
+// text of the file: the daemon opens no file for a client. Errors: EPERM for users other than root and the one who
+// mounted, EINVAL for an unknown setting or a bad value, ENOSYS as in Inspect, and those of Status.
 func Set(ctx context.Context, mountpoint string, settings ...string) ([]byte, error) {
 	doc, err := set(ctx, mountpoint, settings)
 	return doc, during("set", err)

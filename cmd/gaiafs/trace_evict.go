@@ -80,7 +80,10 @@ func newTraceEvict() *cobra.Command {
 				return usagef("--chances %d is not between 1 and a million", runs)
 			}
 			options := policy.Options{ReadOnlyFirst: readOnlyFirst}
-			t, err := s.read(cmd, args[0], func(name string) error { _, err := score.NewRule(name, options); return err })
+			t, err := s.read(cmd, args[0], func(name string) error {
+				_, err := score.NewRule(name, options)
+				return err
+			})
 			if err != nil {
 				return err
 			}

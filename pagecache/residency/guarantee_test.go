@@ -212,8 +212,8 @@ func TestRefusalsSayWho(t *testing.T) {
 	}
 }
 
-// TestNoDescriptors: if the daemon has no descriptors for more memory, requests fail at once and say so, in the log too.
-// What can leave makes room first.
+// TestNoDescriptors: if the daemon has no descriptors for more memory, requests fail at once and say so, in the log
+// too. What can leave makes room first.
 func TestNoDescriptors(t *testing.T) {
 	d, f := newPinnedDevice(t, 4, 1)
 	var log bytes.Buffer

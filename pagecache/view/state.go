@@ -97,7 +97,8 @@ func (s *State) Take(rg page.Range, most, runs, gap int64,
 }
 
 // Claim claims the coming pages of rg that are not claimed yet, and returns them, ascending. The caller brings them,
-// and then calls Arrived or Return. A range may include gaps of up to gap pages, at most 64, of which the view has no bytes.
+// and then calls Arrived or Return. A range may include gaps of up to gap pages, at most 64, of which the view has no
+// bytes.
 func (s *State) Claim(rg page.Range, gap int64) (claimed []page.Range) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -273,8 +273,8 @@ func TestSplit(t *testing.T) {
 	assert.Equal(t, []page.Range{{Start: 10, End: 12}, {Start: 30, End: 32}, {Start: 40, End: 100}}, lack)
 }
 
-// TestClaims: coming pages can be claimed once, until they are returned. Pages that changed after Take cannot be claimed,
-// whether they have arrived or not.
+// TestClaims: coming pages can be claimed once, until they are returned. Pages that changed after Take cannot be
+// claimed, whether they have arrived or not.
 func TestClaims(t *testing.T) {
 	l, err := New(1, []Segment{{Length: page.Size, Stride: 4 * page.Size, Count: 25},
 		{Offset: 96 * page.Size, Length: 4 * page.Size, Count: 1}}, 256)

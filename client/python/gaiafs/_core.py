@@ -194,8 +194,8 @@ def apart_together(
     undo: Callable[[_T], None],
     room: contextlib.AbstractContextManager[None],
 ) -> list[_T]:
-    """Runs several works in the same way, concurrently, in the context of room: see shelter.together. If one fails, undo
-    gets the results of the others.
+    """Runs several works in the same way, concurrently, in the context of room: see shelter.together. If one fails,
+    undo gets the results of the others.
 
     works is called with a list, and puts the descriptors there that it opens. Those that are still in the list when all
     works have ended are closed.

@@ -26,8 +26,8 @@ def named(e: Error, name: str | None) -> Error:
 
 
 def open_file(file: PathLike | HasFileno | int, writable: bool, fds: list[int]) -> str | None:
-    """Puts a descriptor into fds, which the caller closes, and returns the file's name if it is known. Interrupts must not
-    reach it: see shelter.py."""
+    """Puts a descriptor into fds, which the caller closes, and returns the file's name if it is known. Interrupts must
+    not reach it: see shelter.py."""
     if isinstance(file, (str, bytes, os.PathLike)):
         name = os.fsdecode(file)
         try:

@@ -22,8 +22,8 @@ STEP = 256 << 20  # bytes between two progress reports
 
 @shelter.sheltered
 def files_of(path: PathLike) -> list[str]:
-    """Returns the file, or the safetensors files of a directory or an index. If a directory has none itself, as that of a
-    diffusion model, they are those of the directories below it."""
+    """Returns the file, or the safetensors files of a directory or an index. If a directory has none itself, as that of
+    a diffusion model, they are those of the directories below it."""
     try:
         return list(safetensors.shards_of(path))
     except NotFoundError:

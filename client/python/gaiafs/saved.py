@@ -107,8 +107,8 @@ def save(
 
 
 class _Unfinished:
-    """A file that is being written under another name in the same directory. What is left of it goes with the object, or
-    at the end of the block."""
+    """A file that is being written under another name in the same directory. What is left of it goes with the object,
+    or at the end of the block."""
 
     def __init__(self, name: str) -> None:
         self._name = name

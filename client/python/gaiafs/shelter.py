@@ -37,7 +37,8 @@ _T = TypeVar("_T")
 # These would interrupt a thread that waits in the C library, and only the main thread handles them.
 _SIGNALS = signal.valid_signals() - {signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV}
 _SIDE_BY_SIDE = 8  # how many works together runs concurrently
-_PIECE = 0.1  # seconds that one wait lasts. A signal ends it at once, unless it comes just before the wait in the kernel.
+# seconds that one wait lasts. A signal ends it at once, unless it comes just before the wait in the kernel.
+_PIECE = 0.1
 _LONGEST_END = 0.05  # how many seconds to wait for a thread that has nothing left to do
 
 # close closes a descriptor and raises nothing. Linux closes it even if it reports an error, as it does for a file of a

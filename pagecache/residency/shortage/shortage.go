@@ -21,7 +21,8 @@ const (
 func (Kind) Error() string { return "there is no memory" }
 func (Kind) Unwrap() error { return syscall.ENOMEM }
 
-// Text says why a request for so many bytes fails. what names the request, and least is the device's smallest allocation.
+// Text says why a request for so many bytes fails. what names the request, and least is the device's smallest
+// allocation.
 func (p *Picture) Text(why Kind, what string, need, least int64) string {
 	text := fmt.Sprintf("%s needs %s of device %d", what, size(need), p.Device)
 	switch why {
