@@ -269,6 +269,40 @@ func TestStoresPastTheEndThatTheKernelKnows(t *testing.T) {
 	})
 }
 
+// TestDeviceStoresInAFileBelowAnotherMount: a bind mount of SOURCE covers the directory of an open file. What the daemon
+// asks the kernel about the file, and tells it, concerns the file on the mount all the same.
+func TestDeviceStoresInAFileBelowAnotherMount(t *testing.T) {
+	requireRoot(t)
+	everyModeWithDevices(t, func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary) {
+		dir := filepath.Join(s.mnt, "dir")
+		require.NoError(t, os.Mkdir(dir, 0o755))
+		f, err := os.OpenFile(filepath.Join(dir, "f"), os.O_CREATE|os.O_RDWR, 0o644)
+		require.NoError(t, err)
+		defer f.Close()
+		w := mapOn(t, cache, n, f, 0, 64<<10)
+		defer w.close(t)
+		require.NoError(t, unix.Mount(filepath.Join(s.source, "dir"), dir, "", unix.MS_BIND, ""))
+		defer func() { require.NoError(t, unix.Unmount(dir, unix.UMOUNT_NOFOLLOW)) }()
+
+		old := []unix.Timespec{{Sec: 5}, {Sec: 6}}
+		require.NoError(t, unix.UtimesNanoAt(int(f.Fd()), "", old, unix.AT_EMPTY_PATH))
+		_, err = f.WriteAt(make([]byte, 8000), 0)
+		require.NoError(t, err)
+		w.store(t, 5000, []byte("inside"))
+		require.NoError(t, unix.Fallocate(int(f.Fd()), 0, 9000, 100)) // asks for the size that the kernel knows
+		require.NoError(t, unix.UtimesNanoAt(int(f.Fd()), "", old, unix.AT_EMPTY_PATH))
+		before := time.Now().Add(-clockStep)
+		w.release(t, 64<<10)
+		st, err := f.Stat()
+		require.NoError(t, err)
+		assert.True(t, st.ModTime().After(before), "%v", st.ModTime())
+		got := make([]byte, 9100)
+		_, err = f.ReadAt(got, 0)
+		require.NoError(t, err)
+		require.Equal(t, "inside", string(got[5000:5006]))
+	})
+}
+
 // TestSurpassedPageIsSuspected: a request makes a file longer that grew in SOURCE. What the kernel sends of the page of
 // the former end is merged against that page's former bytes, even if the request's descriptor cannot read.
 func TestSurpassedPageIsSuspected(t *testing.T) {

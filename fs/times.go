@@ -94,9 +94,11 @@ func (fs *fileSystem) through(n *node, do func(fd int) error) error {
 	return do(fd)
 }
 
-// openThrough opens n with O_PATH below the root of the mount.
+// openThrough opens n with O_PATH below the root of the mount. It does not enter what is mounted inside the mount: that
+// may have another file with the number of n, such as n itself in a bind mount of SOURCE, or may not answer.
 func (fs *fileSystem) openThrough(root int, n *node) (int, error) {
-	fd, err := unix.Openat(root, n.path(), unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	how := &unix.OpenHow{Flags: unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_XDEV}
+	fd, err := unix.Openat2(root, n.path(), how)
 	if err == nil {
 		var st unix.Statx_t
 		err = unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_INO, &st)
@@ -105,7 +107,7 @@ func (fs *fileSystem) openThrough(root int, n *node) (int, error) {
 		}
 		unix.Close(fd)
 	}
-	// It has no name, or another one by now. FUSE's handles for NFS need no name, but privileges.
+	// It has no name, or another one by now, or a mount covers it. FUSE's handles for NFS need no name, but privileges.
 	const fileID64Generation = 0x81 // FILEID_INO64_GEN of Linux: node number and generation
 	handle := binary.NativeEndian.AppendUint32(nil, uint32(n.id>>32))
 	handle = binary.NativeEndian.AppendUint32(handle, uint32(n.id))
