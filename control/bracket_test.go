@@ -507,8 +507,8 @@ func TestUseBeyondTheLimitOfRequests(t *testing.T) {
 	a.moves(1)
 	b.moves(1)
 	require.Zero(t, b.result(2).errno())
-	b.asks(3, 2, 0, 2, 1)
-	require.Zero(t, b.result(3).errno())
+	b.asks(4, 2, 0, 2, 1)
+	require.Zero(t, b.result(4).errno())
 }
 
 // TestUseBehindSeveralDones: a bracket follows all brackets that its client was done with, not only the last one.

@@ -152,19 +152,42 @@ func TestEventsOfOthers(t *testing.T) {
 	require.True(t, v.shows(&live.Event{User: 1002, File: "b"}))
 }
 
-// TestAttachOfAnotherProcess: a process that knows the key of another one's session gets no service connection for it.
-func TestAttachOfAnotherProcess(t *testing.T) {
+// socketPair returns the two ends of a connection.
+func socketPair(t *testing.T) (conns [2]*net.UnixConn) {
+	t.Helper()
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	require.NoError(t, err)
-	var conns [2]*net.UnixConn
 	for i, fd := range ends {
 		f := os.NewFile(uintptr(fd), "socket")
 		c, err := net.FileConn(f)
 		require.NoError(t, err)
 		require.NoError(t, f.Close())
 		conns[i] = c.(*net.UnixConn)
-		defer conns[i].Close()
+		t.Cleanup(func() { _ = conns[i].Close() })
 	}
+	return conns
+}
+
+// TestClientThatIsGone: a client that has closed its connection is gone, even while its session has not noticed yet.
+func TestClientThatIsGone(t *testing.T) {
+	conns := socketPair(t)
+	s := &session{ctx: t.Context(), conn: conns[0]}
+	require.False(t, s.clientGone())
+	require.NoError(t, conns[1].Close())
+	require.True(t, s.clientGone())
+}
+
+// TestReadOnlyMappingsAreNotReleased: there is nothing to release, so the page cache is not asked.
+func TestReadOnlyMappingsAreNotReleased(t *testing.T) {
+	m := &openMap{length: 4096} // without a Mapping, whose methods would panic
+	pages, err := new(session).serveRangeOf(m, typeRelease, rangeRequest{len: 4096})
+	require.NoError(t, err)
+	require.Zero(t, pages)
+}
+
+// TestAttachOfAnotherProcess: a process that knows the key of another one's session gets no service connection for it.
+func TestAttachOfAnotherProcess(t *testing.T) {
+	conns := socketPair(t)
 	server := &Server{ctx: t.Context(), sessions: make(map[*session]struct{}), users: make(map[uint32]*user)}
 	server.opts = Options{MaxSessions: 8, MaxRequests: 1, WriteTimeout: time.Minute, Log: slog.New(slog.DiscardHandler)}
 	server.opts.privileged = func(uint32) bool { return true }

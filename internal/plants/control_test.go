@@ -302,7 +302,7 @@ var controlPlants = []plant{
 		file: "control/ending.go",
 		old:  "err == nil && asked[0].Revents&(unix.POLLHUP|unix.POLLRDHUP) != 0\n",
 		new:  "err == nil && false\n",
-		nets: []net{{pkg: "control", run: "TestGivenBackAtTheLastMoment"}},
+		nets: []net{{pkg: "control", run: "TestClientThatIsGone"}},
 	},
 	{
 		name: "a file that is open for reading is mapped for writing",
@@ -318,7 +318,7 @@ var controlPlants = []plant{
 		file: "control/requests.go",
 		old:  "if !m.writable {\n\t\t\treturn 0, nil",
 		new:  "if !m.writable && false {\n\t\t\treturn 0, nil",
-		nets: []net{{pkg: "control", run: "TestLifeOfAMapping"}},
+		nets: []net{{pkg: "control", run: "TestReadOnlyMappingsAreNotReleased"}},
 	},
 	{
 		name: "an ordinary user asks without a token of the mount",
