@@ -592,7 +592,7 @@ func (f *File) close(ctx context.Context) error {
 			errs = append(errs, fmt.Errorf("release %s on device %d: %w", f.Name(), m.dev.info.Ordinal, err))
 		}
 	}
-	for _, v := range f.snapshotViews() {
+	for _, v := range f.views.snapshot() {
 		for _, m := range v.snapshotMappings() {
 			_ = m.Unmap(ctx) // it has nothing to release
 		}

@@ -48,7 +48,7 @@
 //	home:       home homefile lead flight growth beside locked hot
 //	kernel:     kernel cleanread
 //	memory:     extent preference sharing pinning movable evict
-//	file:       file base publications
+//	file:       viewlist file base publications
 //	plans:      peers relays portion waiting loss acquire collect expose fill compare release relief write read
 //	            change undo
 //	clients:    acquireall mapping kept bracket advise views group viewfill viewpeers viewshare viewmapping

@@ -81,17 +81,7 @@ type File struct {
 	serial uint64          // immutable; identifies the File
 	clean  *cleanread.File // the state of CPU reads; immutable
 
-	// views are the parts of views with bytes of the file. viewed is their number, for readers without viewsMu.
-	viewsMu sync.Mutex
-	views   []*viewPart // protected by viewsMu
-	// expected is how many views are about to read home, late how many of them are not waited for any more. gathered is
-	// closed when all others have come; nil if nobody waits. vain is how long views have waited for these in vain.
-	expected, late int           // protected by viewsMu
-	gathered       chan struct{} // protected by viewsMu
-	vain           time.Duration // protected by viewsMu
-	viewed         atomic.Int32
-	// viewTurn counts how often pages were read for a view. Protected by mu.
-	viewTurn uint64
+	views fileViews
 
 	published publication
 	// releases counts the releases by devices. Protected by mu.
@@ -249,9 +239,9 @@ func (f *File) dropIdleLocked() {
 				}
 			}
 		}
-		f.dropViews()
+		f.views.drop()
 	}
-	if len(f.mappings) > 0 || f.viewed.Load() > 0 ||
+	if len(f.mappings) > 0 || f.views.any() ||
 		!f.orphan && (len(f.unreported) > 0 || f.flights.any() || f.staysForLock()) {
 		return
 	}

@@ -611,7 +611,7 @@ func TestFlightBesideAFill(t *testing.T) {
 	src.read(t, at, flightPages*page.Size)
 	require.True(t, src.attached.flights.any())
 	gate.Open()
-	state := src.attached.snapshotViews()[0].parts[0].state
+	state := src.attached.views.snapshot()[0].parts[0].state
 	require.Eventually(t, func() bool { return len(state.Coming()) == 0 }, 10*time.Second, time.Millisecond)
 	land()
 	group.Wait()

@@ -33,5 +33,5 @@ func (f *File) spoilLocked(rg page.Range) {
 	for _, h := range f.holdings {
 		h.reads.Spoil(rg)
 	}
-	f.spoilViews(rg)
+	f.views.spoil(rg)
 }

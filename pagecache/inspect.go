@@ -47,7 +47,7 @@ func (c *Cache) Inspect(id FileID) Inspection {
 		return in
 	}
 	in.FileStatus = seen[0].FileStatus
-	for _, v := range f.snapshotViews() {
+	for _, v := range f.views.snapshot() {
 		for _, m := range v.snapshotMappings() {
 			in.MappedBy = append(in.MappedBy, MappingInfo{Process: m.req.Process, User: m.req.User,
 				Device: v.dev.info.Ordinal, Bytes: v.layout.Size(), Lazy: m.req.Lazy, View: true})
@@ -269,7 +269,7 @@ func (c *Cache) Evict(ctx context.Context, id FileID, ordinal int) (e Eviction, 
 // evictViews gives up the file's views on a device, or on all devices if ordinal is negative, except mapped and pinned
 // ones. It adds their memory to e.
 func (f *File) evictViews(ordinal int, e *Eviction) {
-	for _, v := range f.snapshotViews() {
+	for _, v := range f.views.snapshot() {
 		if ordinal >= 0 && v.dev.info.Ordinal != ordinal {
 			continue
 		}

@@ -134,7 +134,7 @@ func (f *File) letGoLocked(d *device) {
 			f.letGoOfLocked(h)
 		}
 	}
-	for _, v := range f.snapshotViews() {
+	for _, v := range f.views.snapshot() {
 		if v.dev == d {
 			v.letGo()
 		}
@@ -145,7 +145,7 @@ func (f *File) letGoOfLocked(h *holding) {
 	d := h.dev
 	runs := pendingOf(&f.lrc, page.Range{End: f.lrc.End()}, h.owner)
 	for _, rg := range runs {
-		f.spoilViews(rg) // the views may have them
+		f.views.spoil(rg) // the views may have them
 	}
 	// Nobody misses the bytes of an unlinked file.
 	if len(runs) > 0 && !f.orphan {

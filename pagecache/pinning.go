@@ -129,16 +129,6 @@ func (f *File) pinnedOn(d *device) (by residency.Tenant, pinned bool) {
 // Pinned implements residency.Key.
 func (h *holding) Pinned() (by residency.Tenant, pinned bool) { return h.f.pinnedOn(h.dev) }
 
-// Pinned implements residency.Key. A view is pinned if one of its files is.
-func (v *View) Pinned() (by residency.Tenant, pinned bool) {
-	for _, f := range v.files {
-		if by, pinned := f.pinnedOn(v.dev); pinned {
-			return by, true
-		}
-	}
-	return by, false
-}
-
 // Repin asks find for the pin of each File and sets it, if known. It blocks on find.
 func (c *Cache) Repin(find func(FileID) (p Pinning, known bool)) {
 	for _, f := range c.snapshotFiles() {

@@ -1,7 +1,6 @@
 package pagecache
 
 import (
-	"math"
 	"strings"
 
 	"github.com/gaiafs/gaiafs/pagecache/residency"
@@ -44,12 +43,3 @@ func (f *File) preference() (found residency.Preference) {
 
 // Preference implements residency.Key.
 func (h *holding) Preference() residency.Preference { return h.f.preference() }
-
-// Preference implements residency.Key. A view has the highest priority among its files, and does not move.
-func (v *View) Preference() residency.Preference {
-	priority := math.MinInt
-	for _, f := range v.files {
-		priority = max(priority, f.preference().Priority)
-	}
-	return residency.Preference{Priority: priority}
-}

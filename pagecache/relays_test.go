@@ -56,7 +56,7 @@ func TestNeighboursLinksAreUsed(t *testing.T) {
 	require.NoError(t, err)
 	v.check()
 	v.unmap()
-	m.cache.Lookup(src.id).dropViews()
+	m.cache.Lookup(src.id).views.drop()
 	require.Eventually(t, func() bool { return m.used() == before }, time.Minute, time.Millisecond)
 }
 
@@ -81,7 +81,7 @@ func TestRelaysAreKept(t *testing.T) {
 		require.NoError(t, err)
 		v.check()
 		v.unmap()
-		m.cache.Lookup(src.id).dropViews()
+		m.cache.Lookup(src.id).views.drop()
 	}
 	fill()
 	kept := m.cache.idleRelayMemory()
@@ -209,9 +209,9 @@ func TestStagingOfANeighbourIsKept(t *testing.T) {
 	in.Open()
 	require.Eventually(t, func() bool { // the device's own link has brought the rest
 		f := m.cache.Lookup(src.id)
-		f.viewsMu.Lock()
-		defer f.viewsMu.Unlock()
-		return pagesOf(f.views[0].state.Coming()) <= mover.RelayBytes>>page.Shift
+		f.views.mu.Lock()
+		defer f.views.mu.Unlock()
+		return pagesOf(f.views.parts[0].state.Coming()) <= mover.RelayBytes>>page.Shift
 	}, time.Minute, time.Millisecond)
 	require.Zero(t, m.through(1))
 	out.Open()

@@ -80,7 +80,7 @@ func (f *File) rightsTouched() {
 			f.c.log.Warn("the backing file's permissions could not be read", "file", f.Name(), "error", err)
 		}
 		if taken {
-			f.dropViews() // mapped views stay with their user; nobody else joins them
+			f.views.drop() // mapped views stay with their user; nobody else joins them
 			had = f.hadByOthersLocked()
 			f.dropIdleLocked()
 		}

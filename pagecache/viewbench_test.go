@@ -96,11 +96,11 @@ func BenchmarkView(b *testing.B) {
 				var group sync.WaitGroup
 				for _, v := range views {
 					v.v.parts[0].state.Mark(page.From(0).Pages())
-					v.files()[0].expectViews(1) // as OpenView does
+					v.files()[0].views.expect(1) // as OpenView does
 				}
 				for _, v := range views {
 					group.Go(func() {
-						begun := func() { v.files()[0].expectViews(-1) }
+						begun := func() { v.files()[0].views.expect(-1) }
 						_, err := v.v.acquire(context.Background(), page.Span(0, v.Size()), false, begun)
 						assert.NoError(b, err)
 					})

@@ -44,12 +44,12 @@ func (v *View) acquire(ctx context.Context, b page.Bytes, launder bool, begun fu
 	defer func() { <-v.filling }()
 	sources := v.sources(b)
 	for i, p := range v.parts {
-		p.f.expectViews(1)
+		p.f.views.expect(1)
 		if i == 0 {
 			begun()
 		}
 		pages, err = p.acquire(ctx, sources[p.of.Number()], launder, pages)
-		p.f.expectViews(-1)
+		p.f.views.expect(-1)
 		if err != nil {
 			v.c.lose(v.dev, err)
 			return pages, v.dev.fault(err)
@@ -154,12 +154,12 @@ func (p *viewPart) begin(ctx context.Context, rg page.Range) (t *viewFill, next 
 	if err != nil {
 		return nil, rg.Start, err
 	}
-	f.viewTurn++
+	f.views.turn++
 	taken, pages, next := p.takeLocked(page.Range{Start: rg.Start, End: next}, len(released) > 0)
 	if pages == 0 {
 		return nil, next, nil
 	}
-	t = &viewFill{p: p, turn: f.viewTurn, taken: pages}
+	t = &viewFill{p: p, turn: f.views.turn, taken: pages}
 	p.v.mu.Lock()
 	t.extents = slices.Clone(p.v.extents)
 	p.v.mu.Unlock()
@@ -181,7 +181,7 @@ func (p *viewPart) takeLocked(rg page.Range, straight bool) (taken []page.Range,
 	f := p.f
 	if len(f.holdings) > 0 {
 		// What is copied from mappings is copied under this hold of File.mu, so the transfer is short.
-		taken, pages, next = p.state.Take(rg, holdPeer, heldRuns, 0, f.viewTurn)
+		taken, pages, next = p.state.Take(rg, holdPeer, heldRuns, 0, f.views.turn)
 		if next == rg.End || straight || len(p.extentSourcesLocked(rg)) > 0 {
 			return taken, pages, next
 		}
@@ -191,15 +191,15 @@ func (p *viewPart) takeLocked(rg page.Range, straight bool) (taken []page.Range,
 	if straight || len(p.siblings()) > 0 {
 		gap = 0
 	}
-	more, n, next := p.state.Take(rg, viewPages, viewRuns, gap, f.viewTurn)
+	more, n, next := p.state.Take(rg, viewPages, viewRuns, gap, f.views.turn)
 	return append(taken, more...), pages + n, next
 }
 
 // run brings the rest: from views on other devices, and what they lack from home.
 func (t *viewFill) run(ctx context.Context) error {
 	p := t.p
-	ready := sync.OnceFunc(func() { p.f.expectViews(-1) })
-	defer p.f.expectViews(1)
+	ready := sync.OnceFunc(func() { p.f.views.expect(-1) })
+	defer p.f.views.expect(1)
 	defer ready()
 	if len(p.siblings()) > 0 {
 		ready() // it may be long until this view reads home

@@ -186,7 +186,7 @@ func TestViewIsGivenUpWhileItIsZeroed(t *testing.T) {
 	second := m.open(other, src, req)
 	require.Eventually(t, func() bool {
 		f := m.cache.Lookup(src.id)
-		return len(f.snapshotViews()) == 1 && len(f.snapshotViews()[0].snapshotMappings()) == 2
+		return len(f.views.snapshot()) == 1 && len(f.views.snapshot()[0].snapshotMappings()) == 2
 	}, time.Minute, time.Millisecond)
 	endOther()
 	require.ErrorIs(t, (<-second).err, context.Canceled)

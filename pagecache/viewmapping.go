@@ -139,8 +139,8 @@ func (m *ViewMapping) begin(ctx context.Context, req ViewRequest, by residency.T
 	v.mu.Unlock()
 	m.begun = func() {}
 	if firstFile := v.parts[0].f; !req.Lazy {
-		firstFile.expectViews(1)
-		m.begun = sync.OnceFunc(func() { firstFile.expectViews(-1) })
+		firstFile.views.expect(1)
+		m.begun = sync.OnceFunc(func() { firstFile.views.expect(-1) })
 	}
 	m.pin, err = v.dev.room.Reserve(ctx, v, residency.Request{
 		Pages: page.Range{End: page.Count(v.layout.Size())},

@@ -76,7 +76,7 @@ func TestReleasedPagesThatBecomeStaleDuringAnAcquire(t *testing.T) {
 					land := m.keepAloft(src)
 
 					f := src.attached
-					f.expectViews(1) // fills that know what they will read from home wait for one more view
+					f.views.expect(1) // fills that know what they will read from home wait for one more view
 					var group sync.WaitGroup
 					begin := func(v *viewer) {
 						group.Go(func() {
@@ -85,8 +85,8 @@ func TestReleasedPagesThatBecomeStaleDuringAnAcquire(t *testing.T) {
 							}
 						})
 						require.Eventually(t, func() bool {
-							f.viewsMu.Lock()
-							defer f.viewsMu.Unlock()
+							f.views.mu.Lock()
+							defer f.views.mu.Unlock()
 							return v.v.parts[0].shares != nil
 						}, time.Minute, time.Millisecond)
 					}
@@ -99,7 +99,7 @@ func TestReleasedPagesThatBecomeStaleDuringAnAcquire(t *testing.T) {
 					begin(v)
 					released := v.want()
 					event.do(t, src, size)
-					f.expectViews(-1)
+					f.views.expect(-1)
 					group.Wait()
 					got, changed := v.all(), v.want() // it may have the changes, and has what was there before
 					for i := range got {

@@ -132,9 +132,9 @@ func (t *viewFill) copyPeer(ctx context.Context, from *device, copies []gpubacke
 // siblings returns the parts of the same file in views of the same segments and the same user, on devices that can be
 // copied from.
 func (p *viewPart) siblings() (list []*viewPart) {
-	p.f.viewsMu.Lock()
-	defer p.f.viewsMu.Unlock()
-	for _, o := range p.f.views {
+	p.f.views.mu.Lock()
+	defer p.f.views.mu.Unlock()
+	for _, o := range p.f.views.parts {
 		if p.follows(o) {
 			list = append(list, o)
 		}

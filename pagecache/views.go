@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"maps"
+	"math"
 	"slices"
 	"sync"
 	"syscall"
@@ -57,7 +58,7 @@ type viewPart struct {
 	state *view.State
 	// straight has the pages that were copied straight from devices. Protected by File.mu.
 	straight straight
-	// shares is the fill to which other fills may bring pages. Protected by File.viewsMu.
+	// shares is the fill to which other fills may bring pages. Protected by fileViews.mu.
 	shares *viewFill
 }
 
@@ -134,7 +135,7 @@ func (c *Cache) joinView(dev *device, key viewKey, user uint32, files []*File, l
 		}
 	}
 	for _, p := range v.parts {
-		p.f.addView(p)
+		p.f.views.add(p)
 	}
 	c.mu.Lock()
 	other := c.viewsByKey[key]
@@ -146,7 +147,7 @@ func (c *Cache) joinView(dev *device, key viewKey, user uint32, files []*File, l
 	c.mu.Unlock()
 	if other != nil {
 		for _, p := range v.parts {
-			p.f.removeView(p)
+			p.f.views.remove(p)
 		}
 		c.memory.charge(memoryViews, -v.host)
 		return other, nil
@@ -157,46 +158,6 @@ func (c *Cache) joinView(dev *device, key viewKey, user uint32, files []*File, l
 // leastList is the size of a list of segments up to which a view is made even if --host-memory is full. Other work may
 // have filled it. Each view takes an extent of device memory, so there are few.
 const leastList = page.Size
-
-// addView marks pages of p as stale from now on when home changes.
-func (f *File) addView(p *viewPart) {
-	f.viewsMu.Lock()
-	defer f.viewsMu.Unlock()
-	f.views = append(f.views, p)
-	f.viewed.Store(int32(len(f.views)))
-}
-
-func (f *File) removeView(p *viewPart) {
-	f.viewsMu.Lock()
-	defer f.viewsMu.Unlock()
-	if i := slices.Index(f.views, p); i >= 0 {
-		f.views = slices.Delete(f.views, i, i+1)
-	}
-	f.viewed.Store(int32(len(f.views)))
-}
-
-// spoilViews marks rg as stale in the views of the file. The caller holds File.mu, for reading at least.
-func (f *File) spoilViews(rg page.Range) {
-	if f.viewed.Load() == 0 {
-		return
-	}
-	f.viewsMu.Lock()
-	defer f.viewsMu.Unlock()
-	for _, p := range f.views {
-		p.state.Mark(rg)
-	}
-}
-
-// snapshotViews returns the views that have bytes of the file.
-func (f *File) snapshotViews() []*View {
-	f.viewsMu.Lock()
-	defer f.viewsMu.Unlock()
-	list := make([]*View, len(f.views))
-	for i, p := range f.views {
-		list[i] = p.v
-	}
-	return list
-}
 
 // leave takes a user of the view back, and drops the view if it has no memory, its device is lost, or it is unneeded.
 // Files that nothing else uses are detached. It blocks on the files.
@@ -247,7 +208,7 @@ func (v *View) forget() bool {
 		return false
 	}
 	for _, p := range v.parts {
-		p.f.removeView(p)
+		p.f.views.remove(p)
 	}
 	c.memory.charge(memoryViews, -v.host)
 	return true
@@ -269,14 +230,12 @@ func (v *View) free() (freed int64) {
 // background.
 func (v *View) dropEmptyBeside() {
 	for _, p := range v.parts {
-		v.c.lanes.do(p.f, choreViews, p.f.dropEmptyViews)
-	}
-}
-
-// dropViews drops the unused views of the file.
-func (f *File) dropViews() {
-	for _, v := range f.snapshotViews() {
-		v.drop()
+		v.c.lanes.do(p.f, choreViews, func() {
+			p.f.views.dropEmpty()
+			p.f.mu.Lock()
+			defer p.f.mu.Unlock()
+			p.f.dropIdleLocked()
+		})
 	}
 }
 
@@ -346,6 +305,25 @@ func (v *View) Rehouse(context.Context, *residency.Extent, residency.Tier, gpuba
 	return false
 }
 
+// Pinned implements residency.Key. A view is pinned if one of its files is.
+func (v *View) Pinned() (by residency.Tenant, pinned bool) {
+	for _, f := range v.files {
+		if by, pinned := f.pinnedOn(v.dev); pinned {
+			return by, true
+		}
+	}
+	return by, false
+}
+
+// Preference implements residency.Key. A view has the highest priority among its files, and does not move.
+func (v *View) Preference() residency.Preference {
+	priority := math.MinInt
+	for _, f := range v.files {
+		priority = max(priority, f.preference().Priority)
+	}
+	return residency.Preference{Priority: priority}
+}
+
 // staleIn marks the pages as stale whose bytes are in x.
 func (v *View) staleIn(x *residency.Extent) {
 	stale := make(map[int]*view.State, len(v.parts))
@@ -355,18 +333,6 @@ func (v *View) staleIn(x *residency.Extent) {
 	for i, b := range v.layout.Sources(page.Span(x.Pages().Offset(), x.Size())) {
 		stale[i].Mark(b.Pages())
 	}
-}
-
-// dropEmptyViews drops the unused views that have no memory.
-func (f *File) dropEmptyViews() {
-	for _, v := range f.snapshotViews() {
-		if v.empty() {
-			v.drop()
-		}
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.dropIdleLocked()
 }
 
 // snapshotMappings returns the mappings of the view.

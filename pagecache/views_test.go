@@ -491,7 +491,7 @@ func TestViewsThatAreFilledAtOnce(t *testing.T) {
 				f := m.cache.Lookup(src.id)
 				f.mu.Lock()
 				defer f.mu.Unlock()
-				return f.viewTurn == 3
+				return f.views.turn == 3
 			}, time.Minute, time.Millisecond)
 			gate.Open()
 			group.Wait()

@@ -281,8 +281,8 @@ func (c *crowd) view(number int) {
 // during does something between the plan of a view's fill, which then waits, and its reads of a file's home: it reads
 // the file in order, or sets its times in SOURCE and makes that known.
 func (c *crowd) during(p *viewPart, file int, ended <-chan struct{}, reads bool, from int) {
-	p.f.expectViews(1)
-	defer p.f.expectViews(-1)
+	p.f.views.expect(1)
+	defer p.f.views.expect(-1)
 	if src := c.sources[file]; !c.fills(p, ended) {
 		return
 	} else if !reads {
@@ -305,9 +305,9 @@ func (c *crowd) fills(p *viewPart, ended <-chan struct{}) bool {
 			return false
 		case <-time.After(10 * time.Microsecond):
 		}
-		p.f.viewsMu.Lock()
+		p.f.views.mu.Lock()
 		fills := p.shares != nil
-		p.f.viewsMu.Unlock()
+		p.f.views.mu.Unlock()
 		if fills {
 			return true
 		}
@@ -421,7 +421,7 @@ func (c *crowd) rounds() {
 		}
 		least := c.allowed(func(v *crowdValues, kind int) *[crowdPages]atomic.Int32 { return &v.least[kind] })
 		for _, src := range c.sources {
-			src.attached.expectViews(1)
+			src.attached.views.expect(1)
 		}
 		var group sync.WaitGroup
 		var acquires []int
@@ -443,7 +443,7 @@ func (c *crowd) rounds() {
 			for range rnd.IntN(3) {
 				c.event(rnd, src, i, value)
 			}
-			src.attached.expectViews(-1)
+			src.attached.views.expect(-1)
 		}
 		group.Wait()
 		last := c.allowed(func(v *crowdValues, kind int) *[crowdPages]atomic.Int32 { return &v.last[kind] })

@@ -2,7 +2,6 @@ package pagecache
 
 import (
 	"context"
-	"time"
 
 	"github.com/gaiafs/gaiafs/internal/page"
 	"github.com/gaiafs/gaiafs/pagecache/mover"
@@ -14,7 +13,7 @@ import (
 // reads the pages that they had read before.
 //
 // A page goes to a view only if its fill took it under File.mu, to bring it from home (viewPart.begin), and then only
-// if it was claimed for that view before its read began (view.State), under File.viewsMu. So the bytes that arrive are
+// if it was claimed for that view before its read began (view.State), under fileViews.mu. So the bytes that arrive are
 // those that home had when the page was taken, or newer ones. Home then lacked nothing of the page.
 
 // fromHome brings pages from home, together with pages that other views of the file want. It calls ready once these
@@ -44,86 +43,13 @@ func (t *viewFill) fromHome(ctx context.Context, pages []page.Range, ready func(
 		return t.fill.Run(ctx, nil)
 	}
 	t.home.Ask(pages[0].Start)
-	p.f.viewsMu.Lock()
+	p.f.views.mu.Lock()
 	p.shares = t
-	p.f.viewsMu.Unlock()
+	p.f.views.mu.Unlock()
 	ready()
-	p.f.gatherViews(ctx, p.v.c.gather(sizeOf(read)))
+	p.f.views.gather(ctx, p.v.c.gather(sizeOf(read)))
 	return t.fill.Run(ctx, nil)
 }
-
-// gatherTime is how long a view that reads so many bytes waits for others that are about to read the same file: about a
-// quarter of the read's time on a fast bus. They have to read again what this view reads before they come. It does not
-// wait longer, because they may be waiting for memory.
-func gatherTime(size int64) time.Duration {
-	const most, perSecond = 50 * time.Millisecond, 2e11
-	return min(time.Duration(float64(size)/perSecond*float64(time.Second)), most)
-}
-
-// expectViews notes that n more views are about to read home, or with -n that n of them no longer have to be waited
-// for.
-func (f *File) expectViews(n int) {
-	f.viewsMu.Lock()
-	defer f.viewsMu.Unlock()
-	f.expected += n
-	f.late = min(f.late, f.expected)
-	f.endGatheringLocked()
-}
-
-// endGatheringLocked ends the waits of gatherViews if nobody has to be waited for. File.viewsMu is held.
-func (f *File) endGatheringLocked() {
-	if f.expected > f.late {
-		return
-	}
-	f.vain = 0
-	if f.gathered != nil {
-		close(f.gathered)
-		f.gathered = nil
-	}
-}
-
-// gatherViews waits until no view is about to read home, at most for limit. A view may be held up for long, by a full
-// device for example. So views that did not come in mostVain are not waited for any more.
-func (f *File) gatherViews(ctx context.Context, limit time.Duration) {
-	f.viewsMu.Lock()
-	if f.expected == f.late || limit < leastGather {
-		f.viewsMu.Unlock()
-		return
-	}
-	if f.gathered == nil {
-		f.gathered = make(chan struct{})
-	}
-	gathered := f.gathered
-	f.viewsMu.Unlock()
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
-	select {
-	case <-gathered:
-	case <-timer.C:
-		f.waitedInVain(gathered, limit)
-	case <-ctx.Done():
-	}
-}
-
-// waitedInVain notes that a call of gatherViews waited for limit.
-func (f *File) waitedInVain(gathered chan struct{}, limit time.Duration) {
-	f.viewsMu.Lock()
-	defer f.viewsMu.Unlock()
-	if f.gathered != gathered { // nobody has to be waited for after all
-		return
-	}
-	if f.vain += limit; f.vain >= mostVain {
-		f.late = f.expected
-		f.endGatheringLocked()
-	}
-}
-
-const (
-	// leastGather is the shortest time that a view waits for others: less is not worth a timer.
-	leastGather = 50 * time.Microsecond
-	// mostVain is how long views wait for others that do not come, all waits together.
-	mostVain = 200 * time.Millisecond
-)
 
 // Claim implements mover.Sharer.
 func (t *viewFill) Claim(pieces [][]page.Range) []mover.Claim {
@@ -135,10 +61,10 @@ func (t *viewFill) Claim(pieces [][]page.Range) []mover.Claim {
 		}
 		return claims
 	}
-	f.viewsMu.Lock()
-	defer f.viewsMu.Unlock()
+	f.views.mu.Lock()
+	defer f.views.mu.Unlock()
 	var others []*viewPart
-	for _, o := range f.views {
+	for _, o := range f.views.parts {
 		if o != t.p && o.shares != nil && o.shares.reads(t.home) && !o.follows(t.p) {
 			others = append(others, o)
 		}
@@ -179,7 +105,7 @@ func (t *viewFill) Return(pages []page.Range) {
 
 // Close implements mover.Sharer.
 func (t *viewFill) Close() {
-	t.p.f.viewsMu.Lock()
-	defer t.p.f.viewsMu.Unlock()
+	t.p.f.views.mu.Lock()
+	defer t.p.f.views.mu.Unlock()
 	t.p.shares = nil
 }

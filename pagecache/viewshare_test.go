@@ -49,12 +49,12 @@ func (s *shards) begin(ctx context.Context, r int) {
 
 // expected waits until so many views are about to read; sharing waits until so many are reading.
 func (s *shards) expected(n int) {
-	s.await(func(f *File) bool { return f.expected == n })
+	s.await(func(f *File) bool { return f.views.expected == n })
 }
 
 func (s *shards) sharing(n int) {
 	s.await(func(f *File) bool {
-		for _, p := range f.views {
+		for _, p := range f.views.parts {
 			if p.shares != nil {
 				n--
 			}
@@ -70,8 +70,8 @@ func (s *shards) await(is func(f *File) bool) {
 		if f == nil {
 			return false
 		}
-		f.viewsMu.Lock()
-		defer f.viewsMu.Unlock()
+		f.views.mu.Lock()
+		defer f.views.mu.Unlock()
 		return is(f)
 	}, time.Minute, time.Millisecond)
 }
@@ -182,12 +182,12 @@ func TestMappingWithoutPagesDoesNotCutTransfers(t *testing.T) {
 	defer func() { require.NoError(t, mp.Unmap(context.Background())) }()
 	transfers := func(at int64) uint64 {
 		f := s.m.cache.Lookup(s.src.id)
-		before := f.viewTurn
+		before := f.views.turn
 		rows := view.Segment{Offset: at, Length: 16, Stride: 2 * page.Size, Count: size / (2 * page.Size)}
 		v := s.m.view(ViewRequest{Segments: []view.Segment{rows}}, s.src)
 		defer v.unmap()
 		v.check()
-		return f.viewTurn - before
+		return f.views.turn - before
 	}
 	require.EqualValues(t, 1, transfers(0))
 	_, err = mp.Acquire(t.Context(), 0, 1<<20, false)
@@ -202,10 +202,10 @@ func TestPagesThatNobodyReadForAView(t *testing.T) {
 	s.begin(t.Context(), 0)
 	<-gate.Arrived()
 	f := s.m.cache.Lookup(s.src.id)
-	f.viewsMu.Lock()
-	p, end := f.views[0], page.Count(64<<20)
+	f.views.mu.Lock()
+	p, end := f.views.parts[0], page.Count(64<<20)
 	share, ok := p.shares.fill.Offer(func() []page.Range { return p.claim([]page.Range{{Start: end - 16, End: end}}) })
-	f.viewsMu.Unlock()
+	f.views.mu.Unlock()
 	require.True(t, ok)
 	gate.Open()
 	s.await(func(*File) bool { return p.shares == nil }) // it has begun all its reads
@@ -383,29 +383,29 @@ func TestNobodyWaitsTwiceForAViewThatDoesNotCome(t *testing.T) {
 		waits := func(times int) (now time.Time) {
 			for range times {
 				began := time.Now()
-				f.gatherViews(t.Context(), limit)
+				f.views.gather(t.Context(), limit)
 				require.Equal(t, limit, time.Since(began))
 			}
 			return time.Now()
 		}
-		f.expectViews(1) // it never comes
+		f.views.expect(1) // it never comes
 		waits(3)
-		f.expectViews(1) // another view comes meanwhile
-		f.expectViews(-1)
+		f.views.expect(1) // another view comes meanwhile
+		f.views.expect(-1)
 		now := waits(1)
-		f.gatherViews(t.Context(), limit)
+		f.views.gather(t.Context(), limit)
 		require.Equal(t, now, time.Now(), "the patience is used up")
 
-		f.expectViews(1) // it takes half of the limit
-		time.AfterFunc(limit/2, func() { f.expectViews(-1) })
-		f.gatherViews(t.Context(), limit)
+		f.views.expect(1) // it takes half of the limit
+		time.AfterFunc(limit/2, func() { f.views.expect(-1) })
+		f.views.gather(t.Context(), limit)
 		require.Equal(t, limit/2, time.Since(now), "and the first view is not waited for")
 
-		f.expectViews(-1) // it has come, and is expected again
-		f.expectViews(1)
+		f.views.expect(-1) // it has come, and is expected again
+		f.views.expect(1)
 		waits(4)
 		now = time.Now()
-		f.gatherViews(t.Context(), limit)
+		f.views.gather(t.Context(), limit)
 		require.Equal(t, now, time.Now())
 	})
 }
@@ -417,23 +417,23 @@ func TestEndsOfGathering(t *testing.T) {
 		f := new(File)
 		waits := func(ctx context.Context, limit time.Duration) time.Duration {
 			began := time.Now()
-			f.gatherViews(ctx, limit)
+			f.views.gather(ctx, limit)
 			return time.Since(began)
 		}
 		require.Zero(t, waits(t.Context(), time.Minute), "nobody is expected")
-		f.expectViews(2)
+		f.views.expect(2)
 		require.Zero(t, waits(t.Context(), leastGather-1))
 		ctx, stop := context.WithTimeout(t.Context(), time.Second)
 		defer stop()
 		require.Equal(t, time.Second, waits(ctx, time.Minute))
 
-		time.AfterFunc(time.Second, func() { f.expectViews(-1) })
-		time.AfterFunc(2*time.Second, func() { f.expectViews(-1) })
+		time.AfterFunc(time.Second, func() { f.views.expect(-1) })
+		time.AfterFunc(2*time.Second, func() { f.views.expect(-1) })
 		require.Equal(t, 2*time.Second, waits(t.Context(), time.Minute))
 
-		f.expectViews(1)
-		f.waitedInVain(make(chan struct{}), mostVain) // for views that have come meanwhile
-		time.AfterFunc(time.Second, func() { f.gatherViews(t.Context(), mostVain) })
+		f.views.expect(1)
+		f.views.waitedInVain(make(chan struct{}), mostVain) // for views that have come meanwhile
+		time.AfterFunc(time.Second, func() { f.views.gather(t.Context(), mostVain) })
 		require.Equal(t, time.Second+mostVain, waits(t.Context(), time.Minute))
 	})
 }
@@ -501,7 +501,7 @@ func TestTruncationDuringAFill(t *testing.T) {
 	group.Go(func() { v, err = m.tryView(ViewRequest{Segments: []view.Segment{bytesOf(0, 8<<20)}}, src) })
 	<-gate.Arrived()
 	f := src.attached
-	state := f.snapshotViews()[0].parts[0].state
+	state := f.views.snapshot()[0].parts[0].state
 	require.NoError(t, f.ChangeHome(t.Context(), Change{Kind: ChangeTruncate, Len: 1 << 20}, func(size, _ int64) error {
 		gate.Open()
 		require.Eventually(t, func() bool { return len(state.Coming()) == 0 }, 10*time.Second, time.Millisecond)

@@ -44,9 +44,9 @@ func viewStatuses(f *File, width, pages page.Index) (list []ViewStatus) {
 	if width == 0 { // the size is not known
 		width, pages = page.Count(view.MaxSize), 0
 	}
-	f.viewsMu.Lock()
-	parts := append([]*viewPart(nil), f.views...)
-	f.viewsMu.Unlock()
+	f.views.mu.Lock()
+	parts := append([]*viewPart(nil), f.views.parts...)
+	f.views.mu.Unlock()
 	for _, p := range parts {
 		list = append(list, p.status(width, pages))
 	}

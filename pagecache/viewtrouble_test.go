@@ -209,7 +209,7 @@ func TestViewWhoseClientEndsWhileOthersFollowIt(t *testing.T) {
 	require.Eventually(t, func() bool {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		return f.viewTurn == 3
+		return f.views.turn == 3
 	}, time.Minute, time.Millisecond)
 	kill()
 	gate.Open()
@@ -509,7 +509,7 @@ func TestViewThatCannotBeExported(t *testing.T) {
 		withAlignment(ViewRequest{Segments: []view.Segment{bytesOf(0, 8<<20)}}))
 	require.ErrorContains(t, err, "injected")
 	require.True(t, m.cache.devices[0].moves.Idle(), "the fill has ended")
-	require.Zero(t, m.cache.Lookup(src.id).expected)
+	require.Zero(t, m.cache.Lookup(src.id).views.expected)
 	keep.unmap()
 }
 

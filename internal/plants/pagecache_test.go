@@ -184,7 +184,7 @@ var pagecachePlants = []plant{
 	{
 		name: "a view keeps what a lost device released",
 		file: "pagecache/loss.go",
-		old:  "\t\tf.spoilViews(rg) // the views may have them\n",
+		old:  "\t\tf.views.spoil(rg) // the views may have them\n",
 		new:  "\t\t_ = rg\n",
 		nets: []net{{pkg: "pagecache", run: "TestViewOfWhatALostDeviceReleased"}},
 	},

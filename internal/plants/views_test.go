@@ -4,7 +4,7 @@ package plants
 var viewsPlants = []plant{
 	{
 		name: "view: home's bytes come from the old version",
-		file: "pagecache/views.go",
+		file: "pagecache/viewlist.go",
 		old:  "		p.state.Mark(rg)\n",
 		new:  "		_ = p\n",
 		nets: []net{
