@@ -13,23 +13,11 @@ import (
 	"github.com/gaiafs/gaiafs/versions"
 )
 
-// settlePartLocked is settleHomeLocked for pages that are all in doubt. It deducts the attempts of the base search from
-// tries. It may be called again after an error.
-func (f *File) settlePartLocked(ctx context.Context, part page.Range, tries *int) error {
-	plan := f.lrc.BeginCompare(part)
-	c := findings{same: make(map[versions.Owner][]page.Range), tries: tries}
-	for _, run := range plan.Compare {
-		if err := f.compareHomeLocked(ctx, run, &c); err != nil {
-			plan.Abort()
-			return err
-		}
-	}
-	f.keepFoundLocked(plan, &c)
-	return nil
-}
-
-// findings are the results for pages that have a tracked replica whose base is home.
-type findings struct {
+// comparison compares home with the replicas of pages that are in doubt, and finds their bases. It runs under File.mu.
+// Its results are for pages that have a tracked replica whose base is home.
+type comparison struct {
+	f    *File
+	plan lrc.ComparePlan
 	// differ has, for each page on which a replica differs from home, the first such replica. It is ordered by page.
 	differ []*comparedPage
 	// moved are the pages of differ, and those with a replica whose bytes are not known.
@@ -40,6 +28,20 @@ type findings struct {
 	lost []page.Range
 	// tries is how many attempts the base search has left.
 	tries *int
+}
+
+// settlePartLocked is settleHomeLocked for pages that are all in doubt. It deducts the attempts of the base search from
+// tries. It may be called again after an error.
+func (f *File) settlePartLocked(ctx context.Context, part page.Range, tries *int) error {
+	c := comparison{f: f, plan: f.lrc.BeginCompare(part), same: make(map[versions.Owner][]page.Range), tries: tries}
+	for _, run := range c.plan.Compare {
+		if err := c.compare(ctx, run); err != nil {
+			c.plan.Abort()
+			return err
+		}
+	}
+	c.keep()
+	return nil
 }
 
 // comparedPage is a tracked replica whose base was home, and home has changed.
@@ -53,9 +55,10 @@ type comparedPage struct {
 
 func (p *comparedPage) pages() page.Range { return page.Range{Start: p.page, End: p.page + 1} }
 
-// compareHomeLocked compares home with the replicas of rg. Each page has a tracked replica whose base is home. It
+// compare compares home with the replicas of rg. Each page has a tracked replica whose base is home. It
 // searches for the bases of replicas that differ, and leaves no two replicas of a page with different bases.
-func (f *File) compareHomeLocked(ctx context.Context, rg page.Range, c *findings) error {
+func (c *comparison) compare(ctx context.Context, rg page.Range) error {
+	f := c.f
 	owners := slices.Sorted(maps.Keys(f.holdings))
 	home := make([]byte, rg.Bytes())
 	parts := slices.Collect(cut(rg, bufferPages))
@@ -71,7 +74,7 @@ func (f *File) compareHomeLocked(ctx context.Context, rg page.Range, c *findings
 		same := f.lrc.TrackedBy(rg, o, onHome)
 		var others []page.Range
 		for _, run := range same {
-			for _, p := range f.differLocked(f.holdings[o], run, home[(run.Start - rg.Start).Offset():][:run.Bytes()]) {
+			for _, p := range differing(f.holdings[o], run, home[(run.Start - rg.Start).Offset():][:run.Bytes()]) {
 				differ, others = append(differ, p), page.AppendRange(others, p.pages())
 			}
 		}
@@ -85,11 +88,11 @@ func (f *File) compareHomeLocked(ctx context.Context, rg page.Range, c *findings
 	}
 	slices.SortStableFunc(differ, func(a, b *comparedPage) int { return cmp.Compare(a.page, b.page) })
 	for _, p := range differ {
-		f.findInHomeLocked(p)
+		c.findInHome(p)
 	}
 	*c.tries += pageTries * int(rg.Len())
 	for i, o := range owners {
-		if err := f.findOnDeviceLocked(ctx, f.holdings[o], differ, c, len(owners)-i); err != nil &&
+		if err := c.findOnDevice(ctx, f.holdings[o], differ, len(owners)-i); err != nil &&
 			!f.lostLocked(f.holdings[o].dev, err) {
 			return err
 		}
@@ -101,7 +104,7 @@ func (f *File) compareHomeLocked(ctx context.Context, rg page.Range, c *findings
 			c.differ = append(c.differ, p)
 		case p.agreesWith(c.differ[len(c.differ)-1]):
 		default:
-			if err := f.joinHomeLocked(ctx, p); err != nil && !f.lostLocked(p.h.dev, err) {
+			if err := c.joinHome(ctx, p); err != nil && !f.lostLocked(p.h.dev, err) {
 				return err
 			}
 			if p.base == nil {
@@ -118,8 +121,8 @@ func (p *comparedPage) agreesWith(q *comparedPage) bool {
 	return p.agreed == q.agreed && p.h.dev.Key() == q.h.dev.Key()
 }
 
-// joinHomeLocked brings a replica up to date that cannot use the base of the first one.
-func (f *File) joinHomeLocked(ctx context.Context, p *comparedPage) error {
+// joinHome brings a replica up to date that cannot use the base of the first one.
+func (c *comparison) joinHome(ctx context.Context, p *comparedPage) error {
 	x, off := p.h.at(p.page)
 	if p.base != nil {
 		patch := gpubackend.Patch{Mem: x.Memory(), Off: off, Base: p.base, Next: p.home}
@@ -128,13 +131,13 @@ func (f *File) joinHomeLocked(ctx context.Context, p *comparedPage) error {
 			return err
 		}
 	}
-	f.rebaseLocked(p.h, p.pages(), p.home)
+	c.f.rebaseLocked(p.h, p.pages(), p.home)
 	return nil
 }
 
-// differLocked returns the pages of run whose bytes in home do not have the agreed digest.
-func (f *File) differLocked(h *holding, run page.Range, home []byte) (differ []*comparedPage) {
-	sums := f.sums(h, home)
+// differing returns the pages of run whose bytes in home do not have the agreed digest.
+func differing(h *holding, run page.Range, home []byte) (differ []*comparedPage) {
+	sums := h.sums(home)
 	h.each(run, func(x *extent, part page.Range) {
 		for i, agreed := range x.agreedAt(part) {
 			p := part.Start + page.Index(i)
@@ -147,15 +150,13 @@ func (f *File) differLocked(h *holding, run page.Range, home []byte) (differ []*
 	return differ
 }
 
-// isBase reports whether bytes have the digest that p's replica agreed on.
-func (f *File) isBase(p *comparedPage, bytes []byte) bool {
-	return f.sums(p.h, bytes)[0] == p.agreed
-}
+// isBase reports whether bytes have the digest that the replica agreed on.
+func (p *comparedPage) isBase(bytes []byte) bool { return p.h.sums(bytes)[0] == p.agreed }
 
-// findInHomeLocked looks for the base of p in home's bytes up to the former end, and in a page of zeros.
-func (f *File) findInHomeLocked(p *comparedPage) {
-	for _, bytes := range [][]byte{f.withoutTail(p.page, p.home), zeroPage[:]} {
-		if p.base == nil && f.isBase(p, bytes) {
+// findInHome looks for the base of p in home's bytes up to the former end, and in a page of zeros.
+func (c *comparison) findInHome(p *comparedPage) {
+	for _, bytes := range [][]byte{c.withoutTail(p.page, p.home), zeroPage[:]} {
+		if p.base == nil && p.isBase(bytes) {
 			p.base = bytes
 		}
 	}
@@ -163,8 +164,8 @@ func (f *File) findInHomeLocked(p *comparedPage) {
 
 // withoutTail returns the bytes of a page with zeros past the former end of file. Home has newly added bytes there, and
 // devices have stores that are not part of the file.
-func (f *File) withoutTail(at page.Index, bytes []byte) []byte {
-	end := max(f.home.Size()-at.Offset(), 0)
+func (c *comparison) withoutTail(at page.Index, bytes []byte) []byte {
+	end := max(c.f.home.Size()-at.Offset(), 0)
 	if end >= page.Size {
 		return bytes
 	}
@@ -173,17 +174,16 @@ func (f *File) withoutTail(at page.Index, bytes []byte) []byte {
 	return bytes
 }
 
-// findOnDeviceLocked looks for bases in the bytes of a device. devices is how many devices are left to search, with
+// findOnDevice looks for bases in the bytes of a device. devices is how many devices are left to search, with
 // this one.
-func (f *File) findOnDeviceLocked(
-	ctx context.Context, h *holding, pages []*comparedPage, c *findings, devices int,
-) error {
+func (c *comparison) findOnDevice(ctx context.Context, h *holding, pages []*comparedPage, devices int) error {
+	machine := &c.f.lrc
 	var from [][]*comparedPage // per page that is read: replicas of other devices may be there too
 	searches := 0
 	var ranges []page.Range
 	for _, p := range pages {
 		one := p.pages()
-		if p.base != nil || len(f.lrc.Current(one, h.owner))+len(f.lrc.TrackedBy(one, h.owner, onHome)) == 0 {
+		if p.base != nil || len(machine.Current(one, h.owner))+len(machine.TrackedBy(one, h.owner, onHome)) == 0 {
 			continue
 		}
 		searches++
@@ -208,35 +208,36 @@ func (f *File) findOnDeviceLocked(
 	}
 	for i, replicas := range from {
 		for _, p := range replicas {
-			*c.tries -= f.findInLocked(p, buf[i<<page.Shift:][:page.Size], triesFor(*c.tries, searches*devices))
+			*c.tries -= c.findIn(p, buf[i<<page.Shift:][:page.Size], triesFor(*c.tries, searches*devices))
 			searches--
 		}
 	}
 	return nil
 }
 
-// findInLocked looks for the base of p in the bytes that a device has of the page. It makes up to most attempts, and
+// findIn looks for the base of p in the bytes that a device has of the page. It makes up to most attempts, and
 // returns how many it made.
-func (f *File) findInLocked(p *comparedPage, mine []byte, most int) (tried int) {
-	ended := f.withoutTail(p.page, mine)
+func (c *comparison) findIn(p *comparedPage, mine []byte, most int) (tried int) {
+	ended := c.withoutTail(p.page, mine)
 	for _, bytes := range [][]byte{mine, ended} {
-		if f.isBase(p, bytes) {
+		if p.isBase(bytes) {
 			p.base = bytes
 			return 0
 		}
 	}
-	p.base, tried = mixed(p.h.dev.Key(), p.agreed, ended, f.withoutTail(p.page, p.home), most)
+	p.base, tried = mixed(p.h.dev.Key(), p.agreed, ended, c.withoutTail(p.page, p.home), most)
 	return tried
 }
 
-// keepFoundLocked commits the findings and keeps the bases. If no base was found, home's present bytes become it.
-func (f *File) keepFoundLocked(plan lrc.ComparePlan, c *findings) {
+// keep commits the results and keeps the bases. If no base was found, home's present bytes become it.
+func (c *comparison) keep() {
+	f := c.f
 	lost := c.lost
 	for _, p := range c.differ {
 		if p.base != nil {
 			continue
 		}
-		p.base = f.withoutTail(p.page, p.home)
+		p.base = c.withoutTail(p.page, p.home)
 		lost = union(lost, []page.Range{p.pages()})
 		for o, h := range f.holdings {
 			for _, rg := range subtract(f.lrc.TrackedBy(p.pages(), o, onHome), c.same[o]) {
@@ -244,7 +245,7 @@ func (f *File) keepFoundLocked(plan lrc.ComparePlan, c *findings) {
 			}
 		}
 	}
-	for _, k := range plan.Commit(c.moved) {
+	for _, k := range c.plan.Commit(c.moved) {
 		for ; !k.Range.Empty(); k.Range.Start++ {
 			i, found := slices.BinarySearchFunc(c.differ, k.Range.Start,
 				func(p *comparedPage, at page.Index) int { return cmp.Compare(p.page, at) })
@@ -270,7 +271,7 @@ func (f *File) keepFoundLocked(plan lrc.ComparePlan, c *findings) {
 }
 
 // sums returns the digests of the pages in bytes, as the device of h computes them.
-func (f *File) sums(h *holding, bytes []byte) []gpubackend.Digest {
+func (h *holding) sums(bytes []byte) []gpubackend.Digest {
 	sums := make([]gpubackend.Digest, len(bytes)>>page.Shift)
 	h.dev.Key().SumPages(bytes, sums)
 	return sums

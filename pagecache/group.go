@@ -357,7 +357,7 @@ func (g *Group) Abort(ctx context.Context) {
 	}
 	ctx = context.WithoutCancel(ctx)
 	for _, p := range g.parts {
-		p.f.undo(ctx, p.h, p.pages)
+		p.undo(ctx)
 	}
 	g.close(ctx, g.parts, errGroupAborted)
 }

@@ -121,7 +121,7 @@ func (f *File) insideFileLocked(ctx context.Context, h *holding, modified []page
 		return nil, h.dev.fault(err)
 	}
 	clear(bytes[f.home.Size()-last.Offset():])
-	if x, _ := h.at(last.Start); f.sums(h, bytes)[0] == x.agreedAt(last)[0] {
+	if x, _ := h.at(last.Start); h.sums(bytes)[0] == x.agreedAt(last)[0] {
 		modified = before(modified, last.Start)
 	}
 	return modified, nil

@@ -8,24 +8,25 @@ import (
 	"github.com/gaiafs/gaiafs/pagecache/mover"
 )
 
-// undo takes back unreleased stores of programs into pages on the device of h. The pages get their bytes of the last
+// undo takes back unreleased stores of programs into the pages of the group. They get their bytes of the last
 // agreement with home. If those cannot be read any more, the device gives the pages up, and they read as zeros. Nobody
 // releases the pages during the call, and nothing of them is pending.
-func (f *File) undo(ctx context.Context, h *holding, pages []page.Range) {
-	modified, err := f.modified(ctx, h, pages)
+func (p *groupPart) undo(ctx context.Context) {
+	f, h := p.f, p.h
+	modified, err := f.modified(ctx, h, p.pages)
 	if h.dev.gone() != nil {
 		return // the stores are lost with the device
 	}
 	if err != nil {
-		modified = pages
+		modified = p.pages
 	}
 	for _, rg := range modified {
 		for part := range cut(rg, bufferPages) {
 			f.mu.Lock()
-			if err := f.undoLocked(ctx, h, part); err != nil {
+			if err := p.undoLocked(ctx, part); err != nil {
 				f.c.log.Error("stores of an unreleased group cannot be taken back; the device gives up their pages",
 					"file", f.Name(), "pages", part.String(), "device", h.dev.info.Ordinal, "error", err)
-				f.loseStoresLocked(ctx, h, part)
+				p.loseStoresLocked(ctx, part)
 			}
 			f.mu.Unlock()
 		}
@@ -33,7 +34,8 @@ func (f *File) undo(ctx context.Context, h *holding, pages []page.Range) {
 }
 
 // undoLocked is undo for at most bufferPages pages.
-func (f *File) undoLocked(ctx context.Context, h *holding, rg page.Range) error {
+func (p *groupPart) undoLocked(ctx context.Context, rg page.Range) error {
+	f, h := p.f, p.h
 	if err := f.lookLocked(ctx); err != nil {
 		return err
 	}
@@ -55,12 +57,12 @@ func (f *File) undoLocked(ctx context.Context, h *holding, rg page.Range) error 
 				return err
 			}
 		}
-		for p := of.Range.Start; of.Base != lrc.BaseHome && p < of.Range.End; p++ {
-			base := f.bases.at(p, of.Base)
+		for i := of.Range.Start; of.Base != lrc.BaseHome && i < of.Range.End; i++ {
+			base := f.bases.at(i, of.Base)
 			if base == nil {
-				return missingBase(p)
+				return missingBase(i)
 			}
-			copy(buf[(p-of.Range.Start).Offset():], base[:])
+			copy(buf[(i-of.Range.Start).Offset():], base[:])
 		}
 		if err := h.dev.moves.In(ctx, mover.Acquire, h.copies(of.Range, buf)); err != nil {
 			return err
@@ -71,7 +73,8 @@ func (f *File) undoLocked(ctx context.Context, h *holding, rg page.Range) error 
 }
 
 // loseStoresLocked makes the device give up rg. Programs may go on storing there.
-func (f *File) loseStoresLocked(ctx context.Context, h *holding, rg page.Range) {
+func (p *groupPart) loseStoresLocked(ctx context.Context, rg page.Range) {
+	f, h := p.f, p.h
 	if f.giveUpLocked(ctx, h, rg) != nil {
 		return // the device is lost, or the pages are littered
 	}

@@ -177,7 +177,7 @@ var pagecachePlants = []plant{
 	{
 		name: "a group of a writer that dies is not undone",
 		file: "pagecache/group.go",
-		old:  "\t\tp.f.undo(ctx, p.h, p.pages)\n",
+		old:  "\t\tp.undo(ctx)\n",
 		new:  "\t\t_ = p\n",
 		nets: []net{{pkg: "pagecache", run: "TestGroupOfAWriterThatDies"}},
 	},
@@ -462,8 +462,8 @@ var pagecachePlants = []plant{
 	{
 		name: "a change in SOURCE costs bases",
 		file: "pagecache/compare.go",
-		old:  "\tplan := f.lrc.BeginCompare(part)\n",
-		new:  "\tplan := f.lrc.BeginCompare(part)\n\tplan.Compare = nil\n",
+		old:  "\tfor _, run := range c.plan.Compare {\n",
+		new:  "\tfor _, run := range c.plan.Compare[:0] {\n",
 		nets: []net{{pkg: "pagecache", run: "TestBasesSurviveADirectChange|TestLostBase|TestRandomDirectChanges"}},
 	},
 	{
@@ -476,7 +476,7 @@ var pagecachePlants = []plant{
 	{
 		name: "replicas with a third base keep it",
 		file: "pagecache/compare.go",
-		old:  "if err := f.joinHomeLocked(ctx, p); err != nil && !f.lostLocked(p.h.dev, err) {",
+		old:  "if err := c.joinHome(ctx, p); err != nil && !f.lostLocked(p.h.dev, err) {",
 		new:  "if err := error(nil); err != nil {",
 		nets: []net{{pkg: "pagecache", run: "TestAcquiresAfterThreeMoments"}},
 	},
@@ -664,8 +664,8 @@ var pagecachePlants = []plant{
 	{
 		name: "stores past the end are released",
 		file: "pagecache/release.go",
-		old:  "x, _ := h.at(last.Start); f.sums(h, bytes)[0] == x.agreedAt(last)[0] {",
-		new:  "x, _ := h.at(last.Start); f.sums(h, bytes)[0] == x.agreedAt(last)[0] && h == nil {",
+		old:  "x, _ := h.at(last.Start); h.sums(bytes)[0] == x.agreedAt(last)[0] {",
+		new:  "x, _ := h.at(last.Start); h.sums(bytes)[0] == x.agreedAt(last)[0] && h == nil {",
 		nets: []net{{pkg: "pagecache", run: "TestStoresPastTheEndAreNoModification"}},
 	},
 	{
