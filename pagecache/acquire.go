@@ -88,7 +88,7 @@ func (f *File) acquireLocked(ctx context.Context, h *holding, rg page.Range,
 	*list = stale
 	if len(stale) > 0 {
 		// Pages that no program can be storing into may come from another device. The rest comes from home.
-		storing := f.storingLocked(h, part)
+		storing := h.storingLocked(part)
 		var n int64
 		n, part.End, err = f.fromPeersLocked(ctx, h, part, stale, storing, plan)
 		if pages += n; err == nil {
@@ -109,7 +109,7 @@ func (f *File) acquireLocked(ctx context.Context, h *holding, rg page.Range,
 		}
 	}
 	plan.End()
-	return pages, part.End, f.trackLocked(ctx, h, part)
+	return pages, part.End, h.trackLocked(ctx, part)
 }
 
 // staleOf appends the updates that plan needs for part to list. If they are more than one reader should read, it wakes
@@ -141,13 +141,15 @@ type tracking struct {
 }
 
 // writersLocked splits rg into parts that some client maps for writing on the device of h, and the rest.
-func (f *File) writersLocked(h *holding, rg page.Range) []tracking {
+func (h *holding) writersLocked(rg page.Range) []tracking {
+	f := h.f
 	return f.splitLocked(rg, func(m *Mapping) bool { return m.h == h && m.writable })
 }
 
 // storingLocked is writersLocked restricted to clients that have been given the memory: their programs may be storing
 // already.
-func (f *File) storingLocked(h *holding, rg page.Range) []tracking {
+func (h *holding) storingLocked(rg page.Range) []tracking {
+	f := h.f
 	return f.splitLocked(rg, func(m *Mapping) bool { return m.h == h && m.writable && m.exported })
 }
 
@@ -176,9 +178,10 @@ func (f *File) splitLocked(rg page.Range, counts func(m *Mapping) bool) (parts [
 // trackLocked starts tracking the untracked pages of rg that the device holds and that clients map for writing. No
 // program can have stored into them yet, so they equal home. The device computes their digests, at the speed of its
 // memory.
-func (f *File) trackLocked(ctx context.Context, h *holding, rg page.Range) error {
+func (h *holding) trackLocked(ctx context.Context, rg page.Range) error {
+	f := h.f
 	var runs []page.Range
-	for _, w := range f.writersLocked(h, rg) {
+	for _, w := range h.writersLocked(rg) {
 		if w.track {
 			runs = append(runs, w.pages)
 		}
@@ -194,7 +197,7 @@ func (f *File) trackLocked(ctx context.Context, h *holding, rg page.Range) error
 			span.End = runs[n].End
 			n++
 		}
-		if err := f.digestLocked(ctx, h, span, runs[i:n]); err != nil {
+		if err := h.digestLocked(ctx, span, runs[i:n]); err != nil {
 			plan.Abort()
 			f.lostLocked(h.dev, err)
 			return h.dev.fault(err)
@@ -206,7 +209,7 @@ func (f *File) trackLocked(ctx context.Context, h *holding, rg page.Range) error
 }
 
 // digestLocked sets the digests of runs, which lie in span, to those of the bytes on the device.
-func (f *File) digestLocked(ctx context.Context, h *holding, span page.Range, runs []page.Range) (err error) {
+func (h *holding) digestLocked(ctx context.Context, span page.Range, runs []page.Range) (err error) {
 	h.each(span, func(x *extent, part page.Range) {
 		if err != nil {
 			return
@@ -231,7 +234,7 @@ func (f *File) digestLocked(ctx context.Context, h *holding, span page.Range, ru
 }
 
 // rebaseLocked sets the digests of the pages of rg, which the device tracks, to those of the bytes in base.
-func (f *File) rebaseLocked(h *holding, rg page.Range, base []byte) {
+func (h *holding) rebaseLocked(rg page.Range, base []byte) {
 	h.each(rg, func(x *extent, part page.Range) {
 		off := (part.Start - rg.Start).Offset()
 		h.dev.Key().SumPages(base[off:off+part.Bytes()], x.agreeOn(part))

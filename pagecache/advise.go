@@ -194,18 +194,18 @@ func (m *Mapping) dontNeed(ctx context.Context, off, n int64, rg page.Range) err
 		// Drop only what home has: pages stored into since the release stay.
 		drop := []page.Range{r}
 		if m.writable {
-			stored, err := f.storedLocked(ctx, m.h, r)
+			stored, err := m.h.storedLocked(ctx, r)
 			if err != nil {
 				return err
 			}
 			drop = subtract(drop, stored)
 		}
 		for _, d := range drop {
-			if err := f.giveUpLocked(ctx, m.h, d); err != nil {
+			if err := m.h.giveUpLocked(ctx, d); err != nil {
 				return err
 			}
 			if m.writable {
-				f.hollowLocked(m.h, d)
+				m.h.hollowLocked(d)
 			}
 		}
 	}

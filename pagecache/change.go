@@ -341,22 +341,24 @@ func (f *File) zeroReplicasLocked(ctx context.Context, bytes page.Bytes) error {
 			}
 			return err
 		}
-		f.rebaseZeroedLocked(h, rg, bytes)
+		h.rebaseZeroedLocked(rg, bytes)
 	}
 	return nil
 }
 
 // rebaseZeroedLocked zeroes bytes in the bases of the tracked pages of rg, and computes their digests again.
-func (f *File) rebaseZeroedLocked(h *holding, rg page.Range, bytes page.Bytes) {
+func (h *holding) rebaseZeroedLocked(rg page.Range, bytes page.Bytes) {
+	f := h.f
 	for part := range f.lrc.Parts(rg, collectWindow) {
 		for _, b := range f.lrc.Bases(part, h.owner) {
-			f.rebaseRunLocked(h, b, bytes)
+			h.rebaseRunLocked(b, bytes)
 		}
 	}
 }
 
 // rebaseRunLocked is rebaseZeroedLocked for a run with one base.
-func (f *File) rebaseRunLocked(h *holding, of lrc.PageBase, bytes page.Bytes) {
+func (h *holding) rebaseRunLocked(of lrc.PageBase, bytes page.Bytes) {
+	f := h.f
 	whole := of.Range.Intersect(bytes.Whole())
 	if !whole.Empty() {
 		for p := whole.Start; of.Base != lrc.BaseHome && p < whole.End; p++ {
@@ -376,7 +378,7 @@ func (f *File) rebaseRunLocked(h *holding, of lrc.PageBase, bytes page.Bytes) {
 				base = kept[:]
 			}
 			clear(base[max(bytes.Off-p.Offset(), 0):min(bytes.End-p.Offset(), page.Size)])
-			f.rebaseLocked(h, page.Range{Start: p, End: p + 1}, base)
+			h.rebaseLocked(page.Range{Start: p, End: p + 1}, base)
 		}
 	}
 }

@@ -131,7 +131,7 @@ func (c *comparison) joinHome(ctx context.Context, p *comparedPage) error {
 			return err
 		}
 	}
-	c.f.rebaseLocked(p.h, p.pages(), p.home)
+	p.h.rebaseLocked(p.pages(), p.home)
 	return nil
 }
 
@@ -241,7 +241,7 @@ func (c *comparison) keep() {
 		lost = union(lost, []page.Range{p.pages()})
 		for o, h := range f.holdings {
 			for _, rg := range subtract(f.lrc.TrackedBy(p.pages(), o, onHome), c.same[o]) {
-				f.rebaseLocked(h, rg, p.base)
+				h.rebaseLocked(rg, p.base)
 			}
 		}
 	}

@@ -50,7 +50,7 @@
 //	memory:     extent preference sharing pinning movable evict
 //	file:       viewlist file base publications
 //	plans:      peers relays portion waiting loss acquire collect expose fill compare release relief write read
-//	            change undo
+//	            change
 //	clients:    acquireall mapping kept bracket advise views group viewfill viewpeers viewshare viewmapping
 //	            viewstraight recording
 //	cache:      eviction lanes cache settings viewstatus glance background status inspect unused
@@ -114,7 +114,7 @@
 //
 // # Groups
 //
-// The release of a Group publishes stores into several ranges and files at once, with a version (group.go, undo.go).
+// The release of a Group publishes stores into several ranges and files at once, with a version (group.go).
 // Every acquire gets all of a group or nothing (publications.go, acquireall.go).
 //
 // # Digests

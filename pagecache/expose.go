@@ -62,13 +62,15 @@ func (h *holding) litter(ranges []page.Range) {
 }
 
 // giveUpLocked drops what h has of the pages of rg, where nothing is pending, and zeroes them.
-func (f *File) giveUpLocked(ctx context.Context, h *holding, rg page.Range) error {
+func (h *holding) giveUpLocked(ctx context.Context, rg page.Range) error {
+	f := h.f
 	f.dropBasesLocked(f.lrc.BeginEvict(rg, h.owner).Commit())
-	return f.zeroLocked(ctx, h, rg)
+	return h.zeroLocked(ctx, rg)
 }
 
 // zeroPagesLocked zeroes the device memory of the pages of rg.
-func (f *File) zeroPagesLocked(ctx context.Context, h *holding, rg page.Range) (err error) {
+func (h *holding) zeroPagesLocked(ctx context.Context, rg page.Range) (err error) {
+	f := h.f
 	f.changed(rg)
 	h.each(rg, func(x *extent, part page.Range) {
 		if err == nil {
@@ -79,8 +81,9 @@ func (f *File) zeroPagesLocked(ctx context.Context, h *holding, rg page.Range) (
 }
 
 // zeroLocked zeroes pages that h does not hold. If that fails, it marks them as littered.
-func (f *File) zeroLocked(ctx context.Context, h *holding, rg page.Range) error {
-	if err := f.zeroPagesLocked(ctx, h, rg); err != nil {
+func (h *holding) zeroLocked(ctx context.Context, rg page.Range) error {
+	f := h.f
+	if err := h.zeroPagesLocked(ctx, rg); err != nil {
 		h.litter([]page.Range{rg})
 		f.lostLocked(h.dev, err)
 		return h.dev.fault(err)
@@ -214,7 +217,7 @@ func (f *File) exposeLocked(ctx context.Context, m *Mapping) error {
 		return err
 	}
 	for _, rg := range intersect(absent, stored) {
-		if err := f.zeroLocked(ctx, h, rg); err != nil {
+		if err := h.zeroLocked(ctx, rg); err != nil {
 			return err
 		}
 	}
@@ -222,11 +225,11 @@ func (f *File) exposeLocked(ctx context.Context, m *Mapping) error {
 	if !m.writable {
 		return nil
 	}
-	if err := f.trackLocked(ctx, h, m.pages); err != nil {
+	if err := h.trackLocked(ctx, m.pages); err != nil {
 		return err
 	}
 	for _, rg := range intersect(absent, []page.Range{m.pages}) {
-		f.hollowLocked(h, rg)
+		h.hollowLocked(rg)
 	}
 	return nil
 }
@@ -246,7 +249,7 @@ func (f *File) refreshExposedLocked(ctx context.Context, m *Mapping) (absent []p
 			}
 		}
 		for _, rg := range e.giveUp {
-			if err := f.giveUpLocked(ctx, m.h, rg); err != nil {
+			if err := m.h.giveUpLocked(ctx, rg); err != nil {
 				return nil, err
 			}
 		}
@@ -254,7 +257,8 @@ func (f *File) refreshExposedLocked(ctx context.Context, m *Mapping) (absent []p
 }
 
 // hollowLocked starts to track the pages of rg that h does not hold, to detect stores into them. They are zero.
-func (f *File) hollowLocked(h *holding, rg page.Range) {
+func (h *holding) hollowLocked(rg page.Range) {
+	f := h.f
 	h.each(rg, func(x *extent, part page.Range) {
 		x.agreeOnZeros(part)
 	})
@@ -292,7 +296,7 @@ func (f *File) zeroTailLocked(ctx context.Context, m *Mapping, rg page.Range) er
 		}
 		// The base of the page at the end of file may have bytes past the end as well.
 		last := page.Range{Start: part.pages.Start, End: page.Count(from)}
-		f.rebaseZeroedLocked(h, last, page.From(from))
+		h.rebaseZeroedLocked(last, page.From(from))
 	}
 	return nil
 }

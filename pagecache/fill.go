@@ -31,7 +31,7 @@ func (f *File) fromHomeLocked(
 	if wide != part {
 		plan.Widen(wide)
 		stale = plan.Updates()
-		storing = f.storingLocked(h, wide)
+		storing = h.storingLocked(wide)
 	}
 	if slices.ContainsFunc(storing, func(t tracking) bool { return t.track }) ||
 		slices.ContainsFunc(stale, func(u lrc.Update) bool { return u.Mode == lrc.ModePatch }) {

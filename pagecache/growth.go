@@ -140,7 +140,7 @@ func (f *File) pastEndLocked(ctx context.Context, of *holding,
 			if of != nil && h != of {
 				continue
 			}
-			runs, err := f.modifiedLocked(ctx, h, some)
+			runs, err := h.modifiedLocked(ctx, some)
 			for _, run := range runs {
 				for part := range cut(run, bufferPages) {
 					x := pastEnd{h, part, make([]byte, part.Bytes())}

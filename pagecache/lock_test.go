@@ -64,7 +64,7 @@ func TestNobodyWaitsForTheFileBeyondHisContext(t *testing.T) {
 			return src.attached.kernel.Await(ctx, page.From(0).Pages())
 		},
 		"release": func(ctx context.Context, src *source) error {
-			_, err := src.attached.modified(ctx, nil, nil)
+			_, err := anyHolding(src).modified(ctx, nil)
 			return err
 		},
 		"acquire": func(ctx context.Context, src *source) error {

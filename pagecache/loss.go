@@ -131,7 +131,7 @@ func (f *File) lostLocked(d *device, err error) bool {
 func (f *File) letGoLocked(d *device) {
 	for h := range f.holdersLocked() {
 		if h.dev == d && !h.empty() {
-			f.letGoOfLocked(h)
+			h.letGoOfLocked()
 		}
 	}
 	for _, v := range f.views.snapshot() {
@@ -141,7 +141,8 @@ func (f *File) letGoLocked(d *device) {
 	}
 }
 
-func (f *File) letGoOfLocked(h *holding) {
+func (h *holding) letGoOfLocked() {
+	f := h.f
 	d := h.dev
 	runs := pendingOf(&f.lrc, page.Range{End: f.lrc.End()}, h.owner)
 	for _, rg := range runs {

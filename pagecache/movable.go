@@ -361,7 +361,7 @@ func (f *File) dirtyLocked(ctx context.Context, x *extent) (bool, error) {
 	if len(f.lrc.PendingOf(x.pages(), x.h.owner)) > 0 || len(f.lrc.Draining(x.pages())) > 0 {
 		return true, nil
 	}
-	stored, err := f.storedLocked(ctx, x.h, x.pages())
+	stored, err := x.h.storedLocked(ctx, x.pages())
 	return len(stored) > 0, err
 }
 

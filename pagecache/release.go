@@ -22,7 +22,7 @@ func (f *File) release(ctx context.Context, h *holding,
 	if err := f.prepareRelease(ctx, h, rg); err != nil {
 		return nil, 0, err
 	}
-	if modified, err = f.modified(ctx, h, []page.Range{rg}); err != nil {
+	if modified, err = h.modified(ctx, []page.Range{rg}); err != nil {
 		return nil, 0, err
 	}
 	if len(modified) > 0 {
@@ -37,7 +37,7 @@ func (f *File) release(ctx context.Context, h *holding,
 		grouped = all - pagesOf(modified)
 	}
 	// Stores past end of file are not kept.
-	if modified, err = f.insideFileLocked(ctx, h, modified); err != nil {
+	if modified, err = h.insideFileLocked(ctx, modified); err != nil {
 		f.mu.Unlock()
 		return nil, 0, err
 	}
@@ -109,7 +109,8 @@ func (p released) tellTimes(cachesWrites bool) {
 }
 
 // insideFileLocked returns the pages in modified that were modified before the end of the file.
-func (f *File) insideFileLocked(ctx context.Context, h *holding, modified []page.Range) ([]page.Range, error) {
+func (h *holding) insideFileLocked(ctx context.Context, modified []page.Range) ([]page.Range, error) {
+	f := h.f
 	modified = before(modified, page.Count(f.home.Size()))
 	last := page.Range{Start: page.Index(f.home.Size() >> page.Shift), End: page.Count(f.home.Size())}
 	if n := len(modified); last.Empty() || n == 0 || modified[n-1].End < last.End || !h.covers(last) {
@@ -128,8 +129,9 @@ func (f *File) insideFileLocked(ctx context.Context, h *holding, modified []page
 }
 
 // storedLocked returns the tracked pages of rg with unreleased stores that may be part of the file.
-func (f *File) storedLocked(ctx context.Context, h *holding, rg page.Range) ([]page.Range, error) {
-	modified, err := f.modifiedLocked(ctx, h, rg)
+func (h *holding) storedLocked(ctx context.Context, rg page.Range) ([]page.Range, error) {
+	f := h.f
+	modified, err := h.modifiedLocked(ctx, rg)
 	if err != nil {
 		f.lostLocked(h.dev, err)
 		return nil, h.dev.fault(err)
@@ -137,7 +139,7 @@ func (f *File) storedLocked(ctx context.Context, h *holding, rg page.Range) ([]p
 	if f.kernel.MayBeLonger() {
 		return modified, nil
 	}
-	return f.insideFileLocked(ctx, h, modified)
+	return h.insideFileLocked(ctx, modified)
 }
 
 // before returns the pages of ascending ranges before end. It reuses the memory of ranges, because a release of
@@ -163,11 +165,12 @@ type scan struct {
 
 // modified returns the tracked pages of ascending ranges whose digests differ from those of their bases. It reads
 // device memory without File.mu. The calling mapping pins the extents.
-func (f *File) modified(ctx context.Context, h *holding, ranges []page.Range) ([]page.Range, error) {
+func (h *holding) modified(ctx context.Context, ranges []page.Range) ([]page.Range, error) {
+	f := h.f
 	if err := f.mu.LockIn(ctx); err != nil {
 		return nil, err
 	}
-	scans, asked := f.beginScansLocked(h, ranges)
+	scans, asked := h.beginScansLocked(ranges)
 	f.mu.Unlock()
 	found, err := h.dev.Modified(ctx, asked)
 	if gone := h.dev.gone(); err == nil && gone != nil {
@@ -178,7 +181,7 @@ func (f *File) modified(ctx context.Context, h *holding, ranges []page.Range) ([
 	// with the old digest, so it is compared again, now that nothing moves.
 	end := func() (moved [][]page.Range) {
 		for _, s := range scans {
-			moved = append(moved, f.endScanLocked(h, s))
+			moved = append(moved, h.endScanLocked(s))
 		}
 		return moved
 	}
@@ -189,7 +192,7 @@ func (f *File) modified(ctx context.Context, h *holding, ranges []page.Range) ([
 	moved := end()
 	var modified []page.Range
 	if err == nil {
-		modified, err = f.gatherScansLocked(ctx, h, scans, found, moved)
+		modified, err = h.gatherScansLocked(ctx, scans, found, moved)
 	}
 	if err != nil {
 		f.lostLocked(h.dev, err)
@@ -199,7 +202,8 @@ func (f *File) modified(ctx context.Context, h *holding, ranges []page.Range) ([
 }
 
 // beginScansLocked begins scans of the tracked pages of ranges. asked has the request to the device for each scan.
-func (f *File) beginScansLocked(h *holding, ranges []page.Range) (scans []scan, asked []gpubackend.Scan) {
+func (h *holding) beginScansLocked(ranges []page.Range) (scans []scan, asked []gpubackend.Scan) {
+	f := h.f
 	var tracked []page.Range
 	for _, rg := range ranges {
 		tracked = append(tracked, f.lrc.Tracked(rg.Intersect(f.fileRangeLocked()), h.owner)...)
@@ -223,8 +227,8 @@ func (f *File) beginScansLocked(h *holding, ranges []page.Range) (scans []scan, 
 
 // gatherScansLocked joins the results of scans, and checks the pages of moved again. It may overwrite the lists of
 // found.
-func (f *File) gatherScansLocked(
-	ctx context.Context, h *holding, scans []scan, found, moved [][]page.Range,
+func (h *holding) gatherScansLocked(
+	ctx context.Context, scans []scan, found, moved [][]page.Range,
 ) ([]page.Range, error) {
 	runs := 0
 	for _, list := range found {
@@ -239,7 +243,7 @@ func (f *File) gatherScansLocked(
 		if len(moved[i]) > 0 {
 			runs = subtract(runs, moved[i])
 			for _, again := range moved[i] {
-				more, err := f.modifiedLocked(ctx, h, again)
+				more, err := h.modifiedLocked(ctx, again)
 				if err != nil {
 					return nil, err
 				}
@@ -255,7 +259,7 @@ func (f *File) gatherScansLocked(
 }
 
 // endScanLocked ends a scan and returns the runs of its pages whose agreed digests have changed.
-func (f *File) endScanLocked(h *holding, s scan) (moved []page.Range) {
+func (h *holding) endScanLocked(s scan) (moved []page.Range) {
 	defer s.of.drop()
 	if !h.has(s.x) {
 		return nil // lost with its device
@@ -280,7 +284,8 @@ func (f *File) endScanLocked(h *holding, s scan) (moved []page.Range) {
 }
 
 // modifiedLocked is modified for callers that hold mu.
-func (f *File) modifiedLocked(ctx context.Context, h *holding, rg page.Range) (modified []page.Range, err error) {
+func (h *holding) modifiedLocked(ctx context.Context, rg page.Range) (modified []page.Range, err error) {
+	f := h.f
 	var scans []gpubackend.Scan
 	var parts []page.Range
 	for _, run := range f.lrc.Tracked(rg, h.owner) {

@@ -79,7 +79,7 @@ func (f *File) patchLocked(ctx context.Context, h *holding, part page.Range, pla
 		return nil
 	}
 	h.agreeOn(stale)
-	fill := f.newFillLocked(h, stale, f.storingLocked(h, part), nil, plan)
+	fill := f.newFillLocked(h, stale, h.storingLocked(part), nil, plan)
 	fill.Class = mover.WriteBack
 	err := fill.Run(ctx, nil)
 	fill.Into.(*filling).endLocked(0)

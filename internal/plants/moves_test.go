@@ -47,7 +47,7 @@ var movesPlants = []plant{
 	{
 		name: "stores before a move are not seen",
 		file: "pagecache/movable.go",
-		old:  "\tstored, err := f.storedLocked(ctx, x.h, x.pages())\n\treturn len(stored) > 0, err\n",
+		old:  "\tstored, err := x.h.storedLocked(ctx, x.pages())\n\treturn len(stored) > 0, err\n",
 		new:  "\treturn false, nil\n",
 		nets: []net{{pkg: "pagecache", run: "TestRandomMoves"}, movingPrograms},
 	},

@@ -455,7 +455,7 @@ var pagecachePlants = []plant{
 	{
 		name: "stores into pages that were never acquired are lost",
 		file: "pagecache/expose.go",
-		old:  "\t\tf.hollowLocked(h, rg)\n\t}\n\treturn nil",
+		old:  "\t\th.hollowLocked(rg)\n\t}\n\treturn nil",
 		new:  "\t\t_ = rg\n\t}\n\treturn nil",
 		nets: []net{{pkg: "pagecache", run: "TestStoresWithoutAnAcquire"}},
 	},
