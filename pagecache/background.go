@@ -80,7 +80,7 @@ func (c *Cache) collectUnused(ctx context.Context) {
 // noteStuck logs once when the file stops answering, and once when it answers again. It does not block.
 func (f *File) noteStuck() {
 	stuck := f.stuck()
-	if f.stuckNoted.Swap(stuck) == stuck {
+	if f.sight.stuckNoted.Swap(stuck) == stuck {
 		return
 	}
 	if stuck {
@@ -94,7 +94,7 @@ func (f *File) noteStuck() {
 // dueLocked reports whether the oldest release is older than half the interval. The tick is a quarter of the interval,
 // so the release is home in time. Files whose last collect failed are left to retry.
 func (f *File) dueLocked() bool {
-	return f.collectErr == nil && !f.pendingSince.IsZero() && time.Since(f.pendingSince) >= f.c.interval/2
+	return f.backlog.err == nil && !f.backlog.since.IsZero() && time.Since(f.backlog.since) >= f.c.interval/2
 }
 
 // collectDue looks for changes made directly in SOURCE, and collects the file if a release is due.
@@ -105,7 +105,7 @@ func (f *File) collectDue(ctx context.Context) {
 	f.mu.LockLater()
 	due := f.dueLocked()
 	if due {
-		f.seen.Store(f.glanceLocked()) // the status shows this if home hangs
+		f.sight.last.Store(glanceLocked(f)) // the status shows this if home hangs
 	}
 	f.mu.Unlock()
 	if due {

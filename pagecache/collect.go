@@ -89,7 +89,7 @@ func (f *File) collectPartLocked(ctx context.Context, rg page.Range, entering, f
 		if !room {
 			f.relieveLocked(ctx, 0)
 		}
-		if f.collectErr != nil && !f.waitsLocked() {
+		if f.backlog.err != nil && !f.waitsLocked() {
 			f.recoveredLocked()
 		}
 		f.c.counters.CollectTime.Observe(time.Since(start))
@@ -312,8 +312,8 @@ func (f *File) collectAll(ctx context.Context, arrived func(part page.Range)) er
 	if !f.waitsLocked() {
 		f.recoveredLocked()
 		f.nothingWaitsLocked()
-	} else if f.pendingSince.Before(started) {
-		f.pendingSince = started
+	} else if f.backlog.since.Before(started) {
+		f.backlog.since = started
 	}
 	return nil
 }

@@ -20,7 +20,7 @@
 //	File.mu            the lrc machine, extents, bases and every change of home made here; writes of different pages
 //	                   share it
 //	writes.mu          changes that such writes make to the fields under File.mu
-//	File.lookMu        who looks for the status
+//	sight.mu           who looks for the status
 //	lanes.mu, Cache.mu the background's work on files; the list of files
 //	pendingHold.mu     who keeps the mount busy; held while Options.Hold is called, which does not block
 //	home.Home.readsMu  how many reads of home are under way

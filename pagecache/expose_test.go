@@ -373,7 +373,7 @@ func TestSparseMappingTakesNoMemory(t *testing.T) {
 	require.LessOrEqual(t, blocks*512, int64(1<<20))
 	src.attached.mu.Lock()
 	defer src.attached.mu.Unlock()
-	require.Zero(t, src.attached.glanceLocked().digests)
+	require.Zero(t, glanceLocked(src.attached).digests)
 }
 
 // TestMappingTheEndBesideAnotherDevice: programs map the last page of the file, which another device tracks, in memory

@@ -3,7 +3,6 @@ package pagecache
 import (
 	"context"
 	"errors"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -59,18 +58,11 @@ type File struct {
 	// landing is the timer that checks whether reads pause. Protected by mu.
 	landing  *time.Timer
 	mappings map[*Mapping]struct{} // protected by mu
-	// pendingSince is the time of the oldest uncollected release, or zero. Protected by mu.
-	pendingSince time.Time
-	// coming is the number of pages released since home last had everything. It is changed with mu held.
-	coming atomic.Int64
+	backlog  backlog
 	// collectingRuns are the runs that CPU reads collected from devices. Protected by mu.
 	collectingRuns collectingRuns
 	// toldPastEnd means that the log has reported stores past end of file. Protected by mu.
 	toldPastEnd bool
-	// collectErr is the error of the last failed attempt to bring bytes home. It is nil again once none of those bytes
-	// wait. Protected by mu.
-	collectErr error
-	failing    atomic.Bool // collectErr is set
 	// unreported are losses that no Sync has reported yet. They keep the File attached. Protected by mu.
 	unreported []*Loss
 	// pinning is the argument of the last SetPinning.
@@ -89,11 +81,7 @@ type File struct {
 
 	counters Counters
 
-	stuckNoted atomic.Bool // the log has reported that the file is stuck
-	// seen is what the status last saw of the file. looking is closed when the goroutine that waits for mu has looked.
-	seen    atomic.Pointer[glance]
-	lookMu  sync.Mutex
-	looking chan struct{} // protected by lookMu; nil if nobody waits
+	sight sight
 }
 
 // Name returns the path below the mountpoint when the file was last mapped.
@@ -117,7 +105,7 @@ func (f *File) ShownTimes(mtime, ctime time.Time) (shownMtime, shownCtime time.T
 }
 
 // Coming returns an upper bound on the released pages that devices may soon write home.
-func (f *File) Coming() page.Index { return page.Index(f.coming.Load()) }
+func (f *File) Coming() page.Index { return page.Index(f.backlog.coming.Load()) }
 
 // open returns the File of src, creating it if needed, and counts the caller as a user until done is called. If
 // writable is set and home was opened read-only, open opens it again for writing.

@@ -349,7 +349,7 @@ func (c *Cache) manyFly() bool { return c.memory.classes[memoryFlights].Load() >
 // flyLocked makes a fetched portion a flight, if that is allowed, instead of writing it home.
 func (f *File) flyLocked(c *portion) bool {
 	n := sizeOf(c.ranges)
-	if c.ranges[len(c.ranges)-1].End.Offset() > f.home.Size() || f.collectErr != nil || !f.c.roomToFly(n) {
+	if c.ranges[len(c.ranges)-1].End.Offset() > f.home.Size() || f.backlog.err != nil || !f.c.roomToFly(n) {
 		return false
 	}
 	f.flights.born++
@@ -414,7 +414,7 @@ func (f *File) landRunsLocked(list []flown, limit int64) error {
 	}
 	if err != nil {
 		f.failedLocked(err)
-	} else if f.collectErr != nil && !f.waitsLocked() {
+	} else if f.backlog.err != nil && !f.waitsLocked() {
 		f.recoveredLocked()
 	}
 	return err
@@ -444,7 +444,7 @@ func (f *File) landUntilLocked(done <-chan struct{}) {
 			return
 		default:
 		}
-		if !f.flights.any() || f.collectErr != nil || !f.c.manyFly() || f.landSomeLocked() != nil {
+		if !f.flights.any() || f.backlog.err != nil || !f.c.manyFly() || f.landSomeLocked() != nil {
 			<-done
 			return
 		}

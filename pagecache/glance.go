@@ -3,6 +3,8 @@ package pagecache
 import (
 	"cmp"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/gaiafs/gaiafs/internal/page"
@@ -21,19 +23,28 @@ type glance struct {
 	digests, state int64
 }
 
-// glanceLocked returns the present state of the file.
-func (f *File) glanceLocked() *glance {
+// sight is what the status saw of a file.
+type sight struct {
+	last       atomic.Pointer[glance]
+	stuckNoted atomic.Bool // the log has reported that the file is stuck
+	mu         sync.Mutex
+	// looking is closed when the goroutine that waits for File.mu has looked. Protected by mu; nil if nobody waits.
+	looking chan struct{}
+}
+
+// glanceLocked returns the present state of a file.
+func glanceLocked(f *File) *glance {
 	v := &glance{
 		FileStatus: FileStatus{
 			SizeBytes:    f.home.Size(),
 			Mappings:     f.mappedLocked(),
-			MapPages:     int64(f.mapPagesLocked()),
+			MapPages:     int64(mapWidth(f.home.Size())),
 			Bases:        f.counters.Bases.Load(),
 			Holders:      []HoldingStatus{},
 			WaitingBytes: f.waitingBytesLocked(),
 		},
 		detached:     f.detached.Load(),
-		pendingSince: f.pendingSince,
+		pendingSince: f.backlog.since,
 		state:        f.lrc.Memory(),
 	}
 	if p := f.Pinning(); p.Any() {
@@ -43,8 +54,8 @@ func (f *File) glanceLocked() *glance {
 	if err := f.locking.failed.Load(); err != nil {
 		v.LockError = (*err).Error()
 	}
-	if f.collectErr != nil {
-		v.Error = f.collectErr.Error()
+	if f.backlog.err != nil {
+		v.Error = f.backlog.err.Error()
 	}
 	for o, h := range f.holdings {
 		largest, memory, pinned := int64(0), int64(0), 0
@@ -76,10 +87,8 @@ func (f *File) glanceLocked() *glance {
 // mapCells is the most letters in a HoldingStatus.Map.
 const mapCells = 64
 
-// mapPagesLocked returns how many pages each letter of a map stands for.
-func (f *File) mapPagesLocked() page.Index {
-	return max(1, (page.Count(f.home.Size())+mapCells-1)/mapCells)
-}
+// mapWidth returns how many pages each letter of the map of a file stands for.
+func mapWidth(size int64) page.Index { return max(1, (page.Count(size)+mapCells-1)/mapCells) }
 
 // count fills in what owner o holds of a file with the given number of pages. Each letter of the map stands for width
 // pages.
@@ -98,29 +107,29 @@ func (h *HoldingStatus) count(file *lrc.File, o versions.Owner, pages, width pag
 	h.Map = string(letters)
 }
 
-// look makes the file update seen, and returns a channel that is closed once seen is no older than the call. At most
-// one goroutine waits for mu for all callers.
-func (f *File) look() <-chan struct{} {
-	f.lookMu.Lock()
-	defer f.lookMu.Unlock()
-	if f.looking != nil {
-		return f.looking
+// look looks at the file, and returns a channel that is closed once last is no older than the call. At most one
+// goroutine waits for File.mu for all callers.
+func (s *sight) look(f *File) <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.looking != nil {
+		return s.looking
 	}
 	done := make(chan struct{})
 	if f.mu.TryLock() {
-		f.seen.Store(f.glanceLocked())
+		s.last.Store(glanceLocked(f))
 		f.mu.Unlock()
 		close(done)
 		return done
 	}
-	f.looking = done
+	s.looking = done
 	f.c.lanes.work.Go(func() {
 		f.mu.LockLater()
 		defer f.mu.Unlock()
-		f.lookMu.Lock() // later callers must get a newer glance
-		f.looking = nil
-		f.lookMu.Unlock()
-		f.seen.Store(f.glanceLocked())
+		s.mu.Lock() // later callers must get a newer glance
+		s.looking = nil
+		s.mu.Unlock()
+		s.last.Store(glanceLocked(f))
 		close(done)
 	})
 	return done
@@ -133,7 +142,7 @@ func (c *Cache) glances() []glance { return glancesOf(c.snapshotFiles()) }
 func glancesOf(files []*File) []glance {
 	looks := make([]<-chan struct{}, len(files))
 	for i, f := range files {
-		looks[i] = f.look()
+		looks[i] = f.sight.look(f)
 	}
 	timer := time.NewTimer(lookPatience)
 	defer timer.Stop()
@@ -141,8 +150,8 @@ func glancesOf(files []*File) []glance {
 	var all []glance
 	for i, f := range files {
 		v := glance{FileStatus: FileStatus{Holders: []HoldingStatus{}}}
-		fresh := f.waitLook(looks[i], timer.C, &late)
-		if seen := f.seen.Load(); seen != nil {
+		fresh := awaitLook(looks[i], timer.C, &late, f.stuck)
+		if seen := f.sight.last.Load(); seen != nil {
 			v = *seen
 		}
 		if v.detached || f.detached.Load() {
@@ -163,14 +172,14 @@ func glancesOf(files []*File) []glance {
 	return all
 }
 
-// waitLook waits for a look until the timer fires; late remembers that it did. It does not wait for a stuck file.
-func (f *File) waitLook(look <-chan struct{}, timer <-chan time.Time, late *bool) (fresh bool) {
+// awaitLook waits for a look until the timer fires; late remembers that it did. It does not wait for a stuck file.
+func awaitLook(look <-chan struct{}, timer <-chan time.Time, late *bool, stuck func() bool) (fresh bool) {
 	select {
 	case <-look:
 		return true
 	default:
 	}
-	if *late || f.stuck() {
+	if *late || stuck() {
 		return false
 	}
 	select {

@@ -259,8 +259,8 @@ func (c *Cache) Evict(ctx context.Context, id FileID, ordinal int) (e Eviction, 
 		return e, err
 	}
 	defer f.mu.Unlock()
-	if e.Kept > 0 && f.collectErr != nil {
-		e.Error = f.collectErr.Error()
+	if e.Kept > 0 && f.backlog.err != nil {
+		e.Error = f.backlog.err.Error()
 	}
 	f.dropIdleLocked()
 	return e, nil

@@ -95,7 +95,7 @@ func TestReadAheadYields(t *testing.T) {
 	defer gate.Open()
 	require.NoError(t, p.Advise(t.Context(), size/2, size/2, AdviceWillNeed))
 	<-gate.Arrived()
-	seen, due := src.attached.look(), make(chan struct{}) // work in the background does not count
+	seen, due := src.attached.sight.look(src.attached), make(chan struct{}) // work in the background does not count
 	go func() {
 		defer close(due)
 		src.attached.collectDue(t.Context())

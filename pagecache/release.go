@@ -86,15 +86,15 @@ func (f *File) releaseLocked(ctx context.Context, h *holding, modified []page.Ra
 	}
 	p.drain = plan.Commit()
 	f.releases++
-	f.coming.Add(p.pages)
+	f.backlog.coming.Add(p.pages)
 	if p.pages > 0 {
 		if err := f.home.Modified(); err != nil {
 			f.c.log.Warn("a release cannot set the time of modification", "file", f.Name(), "error", err)
 		}
 	}
 	p.kernel, p.dropped = f.kernel.Pages(), len(p.drain.Pages) > 0
-	if p.pages > 0 && f.pendingSince.IsZero() {
-		f.pendingSince = time.Now()
+	if p.pages > 0 && f.backlog.since.IsZero() {
+		f.backlog.since = time.Now()
 		f.c.hold.join() // this release is a user, and has waited
 	}
 	return p, nil

@@ -8,6 +8,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -50,6 +51,41 @@ func (c *Cache) Waiting() []Waiting {
 	return all
 }
 
+// backlog is what is known of released bytes that home lacks. File.mu protects it.
+type backlog struct {
+	since time.Time // of the oldest release that was not collected, or zero
+	// coming is the number of pages released since home last had everything. Read without File.mu, too.
+	coming atomic.Int64
+	// err is the error of the last failed attempt to bring bytes home. It is nil again once none of those bytes wait.
+	err     error
+	failing atomic.Bool // err is set, for readers without File.mu
+}
+
+// failed notes an error, and reports whether it is the first in a row.
+func (b *backlog) failed(err error) (first bool) {
+	first = b.err == nil
+	b.err = err
+	b.failing.Store(true)
+	return first
+}
+
+// recovered ends the errors, and reports whether there were any.
+func (b *backlog) recovered() (did bool) {
+	did = b.err != nil
+	b.err = nil
+	b.failing.Store(false)
+	return did
+}
+
+// end notes that home lacks nothing, and reports whether it did before.
+func (b *backlog) end() (did bool) {
+	b.recovered()
+	b.coming.Store(0)
+	did = !b.since.IsZero()
+	b.since = time.Time{}
+	return did
+}
+
 // waitsLocked reports whether home lacks released bytes.
 func (f *File) waitsLocked() bool {
 	return f.flights.any() || len(f.lrc.Pending(page.Range{End: f.lrc.End()}, true)) > 0
@@ -57,7 +93,7 @@ func (f *File) waitsLocked() bool {
 
 // waitingBytesLocked counts the released bytes of the file that home lacks.
 func (f *File) waitingBytesLocked() int64 {
-	if f.pendingSince.IsZero() {
+	if f.backlog.since.IsZero() {
 		return 0
 	}
 	var bytes int64
@@ -153,7 +189,7 @@ func (c *Cache) flushDraining(ctx context.Context, d drainingFile) error {
 // flush brings the released bytes of the file home, except pages of releases under way. It returns those releases.
 func (f *File) flush(ctx context.Context) (drains []<-chan struct{}, err error) {
 	f.mu.Lock()
-	waits := !f.pendingSince.IsZero()
+	waits := !f.backlog.since.IsZero()
 	if waits {
 		drains = f.kernel.Ends(page.Range{End: f.lrc.End()})
 	}
@@ -209,24 +245,18 @@ func (f *File) collectWhatCan(ctx context.Context) error {
 
 // nothingWaitsLocked notes that home has all released bytes, or that nobody misses them.
 func (f *File) nothingWaitsLocked() {
-	f.collectErr = nil
-	f.coming.Store(0)
-	f.failing.Store(false)
-	if !f.pendingSince.IsZero() {
-		f.pendingSince = time.Time{}
+	if f.backlog.end() {
 		f.c.hold.drop()
 	}
 }
 
 // failedLocked notes that bytes could not be brought home. It logs the first failure in a row.
 func (f *File) failedLocked(err error) {
-	if f.collectErr == nil {
+	if f.backlog.failed(err) {
 		f.c.log.Error("released bytes cannot be written back; they are kept and tried again", "file", f.Name(),
 			"bytes", f.waitingBytesLocked(), "error", err)
 	}
 	f.count(func(c *Counters) { c.WriteBackFailures.Add(1) })
-	f.collectErr = err
-	f.failing.Store(true)
 	select {
 	case f.c.failed <- struct{}{}:
 	default:
@@ -235,9 +265,7 @@ func (f *File) failedLocked(err error) {
 
 // recoveredLocked notes that the failure is over.
 func (f *File) recoveredLocked() {
-	if f.collectErr != nil {
-		f.collectErr = nil
-		f.failing.Store(false)
+	if f.backlog.recovered() {
 		f.c.log.Info("released bytes are written back again", "file", f.Name())
 	}
 }
@@ -245,7 +273,7 @@ func (f *File) recoveredLocked() {
 // retry collects the files that failed, and reports whether there are any.
 func (c *Cache) retry(ctx context.Context) (again bool) {
 	for _, f := range c.snapshotFiles() {
-		if f.failing.Load() && !f.detached.Load() {
+		if f.backlog.failing.Load() && !f.detached.Load() {
 			again = true
 			c.lanes.do(f, choreCollect, func() { _ = f.collectAll(ctx, nil) }) // collectAll noted the error
 		}
