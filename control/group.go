@@ -240,7 +240,7 @@ func (s *session) serveAcquireAll(r acquireAllRequest) (numbered, error) {
 	return numbered{version, pages}, err
 }
 
-// onePerMapping returns the first range of each mapping.
+// onePerMapping returns the first range of each mapping. A long wait keeps no more of a request.
 func onePerMapping(ranges []Range) (first []Range) {
 	seen := make(map[Mapping]bool)
 	for _, r := range ranges {

@@ -22,8 +22,7 @@ func (fs *fileSystem) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fu
 	if errno := fs.killSetIDFor(&in.Caller, of); errno != 0 {
 		return fuse.Status(errno)
 	}
-	change := pagecache.Change{Kind: pagecache.ChangeAllocate, Off: page.Clamp(in.Offset), Len: page.Clamp(in.Length),
-		Known: fs.knownSize(of.node)}
+	change := pagecache.Change{Kind: pagecache.ChangeAllocate, Off: page.Clamp(in.Offset), Len: page.Clamp(in.Length)}
 	switch {
 	case in.Mode&(unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_ZERO_RANGE) != 0:
 		change.Kind = pagecache.ChangeZero
@@ -35,10 +34,10 @@ func (fs *fileSystem) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fu
 			return retry(func() error { return unix.Fallocate(of.fd, in.Mode, off, n) })
 		})
 	}
-	c, end, reached := of.content, int64(0), int64(0)
+	c, changed := of.content, page.Span(change.Off, change.Len)
+	end, reached := int64(0), int64(0)
 	if in.Mode&unix.FALLOC_FL_KEEP_SIZE == 0 {
-		end = page.Span(change.Off, change.Len).End
-		reached = end
+		end, reached = changed.End, changed.End
 	}
 	if change.Kind == pagecache.ChangeShift {
 		reached = anySize
@@ -47,6 +46,7 @@ func (fs *fileSystem) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fu
 	defer ctx.end()
 	size := c.witness.begin(of.fd)
 	defer c.witness.end(of.fd, reached)
+	change.Known = fs.knownSize(of.node, size, changed.End)
 	return toStatus(fs.lengthen(of.node, of.fd, size, end, func() error {
 		return c.changeHome(ctx, fs, of.fd, change, allocate)
 	}))
@@ -141,9 +141,10 @@ func (fs *fileSystem) CopyFileRange(cancel <-chan struct{}, in *fuse.CopyFileRan
 		})
 	}
 	c, end := dst.content, page.Span(to, int64(size)).End
-	change := pagecache.Change{Kind: pagecache.ChangeWrite, Off: to, Len: int64(size), Known: fs.knownSize(dst.node)}
 	before := c.witness.begin(dst.fd)
 	defer c.witness.end(dst.fd, end)
+	change := pagecache.Change{Kind: pagecache.ChangeWrite, Off: to, Len: int64(size),
+		Known: fs.knownSize(dst.node, before, end)}
 	err := fs.lengthen(dst.node, dst.fd, before, end, func() error {
 		return c.changeHome(ctx, fs, dst.fd, change, transfer)
 	})

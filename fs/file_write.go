@@ -143,8 +143,8 @@ func (w *homeWrite) run(ctx context.Context, withoutCure bool) (err error) {
 		}
 		c.witness.end(w.of.fd, reached)
 	}()
-	if !w.writeBack && end > size {
-		w.known = w.of.fs.knownSize(n)
+	if !w.writeBack {
+		w.known = w.of.fs.knownSize(n, size, end)
 	}
 	zeros := w.of.fs.surpassed(n, told, size)
 	c.gate.RLock()

@@ -1,6 +1,8 @@
 package fs
 
 import (
+	"math"
+
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"github.com/gaiafs/gaiafs/internal/page"
@@ -25,7 +27,7 @@ func (fs *fileSystem) beforeWrite(cancel <-chan struct{}, in *fuse.InHeader) {
 	}
 	ctx := newRequest(cancel, &in.Caller)
 	defer ctx.end()
-	known := fs.knownSize(n)
+	known := fs.knownSize(n, 0, math.MaxInt64)
 	var err error
 	fs.aside(func() { err = f.BeforeWrite(ctx, known) })
 	if err != nil {

@@ -225,7 +225,7 @@ func (fs *fileSystem) setSize(
 	truncate := func(int64, int64) error {
 		return fs.spend(uid, func() error { return retry(func() error { return sizer.set(size) }) })
 	}
-	change := pagecache.Change{Kind: pagecache.ChangeTruncate, Len: size, Known: fs.knownSize(n)}
+	change := pagecache.Change{Kind: pagecache.ChangeTruncate, Len: size, Known: fs.knownSize(n, before, size)}
 	do := func() error { return c.changeHome(ctx, fs, sizer.fd, change, truncate) }
 	errno := toErrno(fs.lengthen(n, sizer.fd, before, size, do))
 	if errno == 0 {

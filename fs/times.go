@@ -53,11 +53,12 @@ func (fs *fileSystem) touch(n *node) error {
 	return fs.through(n, func(fd int) error { return unix.UtimesNanoAt(fd, "", modified, unix.AT_EMPTY_PATH) })
 }
 
-// knownSize returns the size of n that the kernel knows, for pagecache.Change. It exceeds home's if the kernel has
-// cached writes that made the file longer. It is 0 if that cannot matter, and negative if knownSize cannot find out.
-// The caller holds no lock.
-func (fs *fileSystem) knownSize(n *node) int64 {
-	if !fs.writeBack {
+// knownSize returns the size of n that the kernel knows, for a request that changes bytes before end, see
+// pagecache.Change. size is the size of SOURCE. The kernel knows a longer file if it has cached writes that made the
+// file longer. knownSize returns 0 if that cannot matter, and a negative number if it cannot find out. The caller holds
+// no lock.
+func (fs *fileSystem) knownSize(n *node, size, end int64) int64 {
+	if !fs.writeBack || end <= size {
 		return 0
 	}
 	if n.content().live() == nil {

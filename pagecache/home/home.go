@@ -101,7 +101,7 @@ func (h *Home) Removed() bool {
 }
 
 // WriteBack returns a function that makes the host start to write n bytes at off to stable storage, or nil if the
-// backing file has none (WriteBacker). It needs no lock.
+// backing file has none (WriteBacker). The function needs no lock.
 func (h *Home) WriteBack() (start func(off, n int64)) {
 	if file, ok := h.file.(WriteBacker); ok {
 		return file.StartWriteBack
