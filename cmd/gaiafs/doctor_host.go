@@ -124,7 +124,8 @@ func checkMounts() []check {
 		switch {
 		case r.State == "ended":
 			all = append(all, check{"mounts", checkFail, r.Mountpoint + ": its daemon has ended",
-				"gaiafs umount " + r.Mountpoint})
+				fmt.Sprintf("'gaiafs mount %s %s' mounts again; 'gaiafs umount %[2]s' only removes the mount", r.Source,
+					r.Mountpoint)})
 		case r.State == "silent":
 			all = append(all, silentCheck(r))
 		case r.Waiting > 0 && r.Ending != "":

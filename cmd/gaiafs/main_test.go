@@ -744,7 +744,10 @@ func TestCommandUmountOfADeadDaemon(t *testing.T) {
 	require.Equal(t, exitOK, r.code, r.err)
 	require.Regexp(t, regexp.QuoteMeta(s.mountpoint)+" .*its daemon has ended: mount again\n", r.out)
 	r = gaiafsCommand(t, "umount", s.mountpoint)
-	require.Equal(t, exitOK, r.code, r.err)
+	require.Equal(t, exitFailure, r.code, "a daemon that was killed did not say that everything is in SOURCE")
+	require.Contains(t, r.err, s.mountpoint+" is unmounted, but its daemon had ended without unmounting: bytes that "+
+		"devices released in its last seconds may be lost")
+	require.False(t, s.isMounted(t))
 }
 
 func TestCommandGoesOnWhenNobodyReadsItsLog(t *testing.T) {

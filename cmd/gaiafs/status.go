@@ -154,7 +154,7 @@ func newStatus() *cobra.Command {
 		Use:   "status [MOUNTPOINT]",
 		Short: "List mounts, or show devices, files and counters of one",
 		Long: `status lists the mounts of gaiafs. For a named mount, it shows what is on which device. Pages are 4 KiB. It leaves out what is
-zero, unless --all is given. --json prints a stable document for scripts, which docs/status.md describes.
+zero, and all but 50 of the files that no program maps, unless --all is given. --json prints a stable document for scripts, which docs/status.md describes.
 
 A detached mount (umount -l) may have a daemon that still writes bytes home. The list includes such daemons. MOUNTPOINT shows one
 while nothing else is mounted there; --pid always does.`,
@@ -181,7 +181,7 @@ while nothing else is mounted there; --pid always does.`,
 		},
 	}
 	cmd.Flags().BoolVar(&q.asJSON, "json", false, "print JSON")
-	cmd.Flags().BoolVar(&q.all, "all", false, "also show what is zero")
+	cmd.Flags().BoolVar(&q.all, "all", false, "also show what is zero, and all files")
 	cmd.Flags().IntVar(&q.pid, "pid", 0, "show the daemon with process ID `PID`")
 	cmd.Flags().Var(&q.timeout, "timeout", "how long to wait for a daemon's answer")
 	return cmd
@@ -370,7 +370,7 @@ func statusError(mountpoint string, err error) error {
 // hasEnded returns the error for a mount whose daemon has ended, and says what to do.
 func hasEnded(m fs.MountInfo) error {
 	return fmt.Errorf("the daemon of %[1]s has ended: 'gaiafs mount %[2]s %[1]s' mounts again, also while programs have "+
-		"files of the old mount open, which get errors; 'gaiafs umount --force %[1]s' only removes it", m.Mountpoint,
+		"files of the old mount open, which get errors; 'gaiafs umount %[1]s' only removes the mount", m.Mountpoint,
 		m.Source)
 }
 

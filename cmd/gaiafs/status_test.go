@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"syscall"
 	"testing"
@@ -61,6 +62,39 @@ func TestStatusAlignsFiles(t *testing.T) {
     0 B wait to be written back: no space
   a longer name  5 B      0         -          0         0      0      0      0 B
 
+`)
+}
+
+// TestStatusOfManyFiles: status lists 50 idle files, counts the others, and leaves out no file that is in use or fails.
+func TestStatusOfManyFiles(t *testing.T) {
+	var s statusDocument
+	for i := range 60 {
+		s.Files = append(s.Files, pagecache.FileStatus{Name: fmt.Sprintf("idle%d", i)})
+	}
+	s.Files = append(s.Files, pagecache.FileStatus{Name: "mapped", Mappings: 1}, pagecache.FileStatus{Name: "failing",
+		Error: "no space"}, pagecache.FileStatus{Name: "waiting", WaitingBytes: 1})
+	var few, all strings.Builder
+	require.NoError(t, s.print(&few, false))
+	require.Equal(t, 50, strings.Count(few.String(), "  idle"))
+	require.Contains(t, few.String(), "\n  10 files more that no program maps: --all lists all\n")
+	for _, name := range []string{"mapped", "failing", "waiting"} {
+		require.Contains(t, few.String(), "\n  "+name+" ")
+	}
+	require.NoError(t, s.print(&all, true))
+	require.Equal(t, 60, strings.Count(all.String(), "  idle"))
+	require.NotContains(t, all.String(), "more that no program maps")
+}
+
+// TestStatusNamesEvictions: a row of evictions has a heading that says which column is the reason and which the rule.
+func TestStatusNamesEvictions(t *testing.T) {
+	var s statusDocument
+	require.NoError(t, json.Unmarshal([]byte(
+		`{"devices": [{"evicted": [{"why": "maximum", "rule": "lru", "extents": 6, "bytes": 12582912}]}]}`), &s))
+	var b strings.Builder
+	require.NoError(t, s.print(&b, false))
+	require.Contains(t, b.String(), `
+        from    why      rule  size    extents
+  gpu0  device  maximum  lru   12 MiB  6
 `)
 }
 

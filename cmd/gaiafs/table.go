@@ -24,7 +24,7 @@ func (s *statusDocument) print(w io.Writer, all bool) error {
 	s.printOwners(&b, all)
 	s.printMoves(&b)
 	b.WriteString("\nFiles on devices, or pinned on the host (pages of 4 KiB)\n")
-	table(&b, s.files)
+	table(&b, func(t io.Writer) { s.files(t, all) })
 	s.printLosses(&b)
 	b.WriteString("\nHost memory: " + s.hostMemory(all) + "\n")
 	if s.PinnedBytes+s.PinnedHotBytes > 0 || all {
@@ -144,6 +144,7 @@ func (s *statusDocument) printOwners(b *strings.Builder, all bool) {
 // printMoves lists why extents were evicted, and what brackets used in pinned memory.
 func (s *statusDocument) printMoves(b *strings.Builder) {
 	section(b, "Evicted, and why", func(t io.Writer) (rows int) {
+		fmt.Fprintf(t, "  \tfrom\twhy\trule\tsize\textents\n")
 		for _, d := range s.Devices {
 			for _, e := range d.Evicted {
 				rows++
@@ -151,8 +152,8 @@ func (s *statusDocument) printMoves(b *strings.Builder) {
 				if e.Pinned {
 					from = "pinned memory"
 				}
-				fmt.Fprintf(t, "  gpu%d\tfrom %s\t%s\t%s\t%s\t%s\n", d.Device, from, e.Why, cmp.Or(e.Rule, "-"),
-					bytesText(e.Bytes), count(int(e.Extents), "extent"))
+				fmt.Fprintf(t, "  gpu%d\t%s\t%s\t%s\t%s\t%d\n", d.Device, from, e.Why, cmp.Or(e.Rule, "-"),
+					bytesText(e.Bytes), e.Extents)
 			}
 		}
 		return rows
@@ -328,13 +329,21 @@ func (s *statusDocument) ways(all bool) string {
 	return b.String()
 }
 
-func (s *statusDocument) files(t io.Writer) {
+func (s *statusDocument) files(t io.Writer, all bool) {
 	if len(s.Files) == 0 {
 		fmt.Fprintf(t, "  none\n")
 		return
 	}
 	fmt.Fprintf(t, "  file\tsize\tmappings\twhere\tresident\tstale\tdirty\tbases\toverlaps\n")
+	idle, left := 0, 0
 	for _, f := range s.Files {
+		if !all && isIdle(f) {
+			if idle == mostIdle {
+				left++
+				continue
+			}
+			idle++
+		}
 		var where []string
 		for _, h := range f.Holders {
 			where = append(where, fmt.Sprintf("gpu%d\t%d\t%d\t%d", h.Device, h.Resident, h.Stale, h.Dirty))
@@ -357,6 +366,17 @@ func (s *statusDocument) files(t io.Writer) {
 			fmt.Fprintf(t, "    %s wait to be written back: %s\n", bytesText(f.WaitingBytes), f.Error)
 		}
 	}
+	if left > 0 {
+		fmt.Fprintf(t, "  %s more that no program maps: --all lists all\n", count(left, "file"))
+	}
+}
+
+// mostIdle is how many idle files the table has unless all are asked for.
+const mostIdle = 50
+
+// isIdle reports whether no program maps a file, and everything that devices have of it is home.
+func isIdle(f pagecache.FileStatus) bool {
+	return mappingsOf(f) == 0 && f.Error == "" && f.BusySeconds == 0 && f.WaitingBytes == 0
 }
 
 // viewText describes a view of a file.

@@ -366,11 +366,15 @@ func (u *unmounting) withoutDaemon(why error) error {
 		}
 		err = detach(u.mount.Mountpoint)
 	}
-	if err == nil && !dead {
-		return fmt.Errorf("%s is unmounted, but nobody knows whether everything was written back: %w", u.mountpoint,
-			errno(why))
+	switch {
+	case err != nil:
+		return err
+	case dead:
+		return fmt.Errorf("%s is unmounted, but its daemon had ended without unmounting: bytes that devices released in its "+
+			"last seconds may be lost; see its log", u.mountpoint)
 	}
-	return err
+	return fmt.Errorf("%s is unmounted, but nobody knows whether everything was written back: %w", u.mountpoint,
+		errno(why))
 }
 
 // hasEnded reports whether err means that the daemon ended instead of answering. The daemon of a detached mount may be

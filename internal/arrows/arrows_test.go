@@ -79,7 +79,7 @@ var rules = []rule{
 	{"pagecache/mover/schedule", []string{"internal/page", "internal/choices"}, false},
 	{"pagecache/residency", []string{"internal/page", "gpubackend", humanize}, false},
 	{"pagecache/residency/policy", []string{"internal/page", "internal/choices"}, false},
-	{"pagecache/residency/tenants", nil, false},
+	{"pagecache/residency/tenants", []string{humanize}, false},
 	{"pagecache/residency/shortage", []string{humanize}, false},
 	{"pagecache/residency/score", []string{"pagecache/residency/policy", "prefetch/trace", "prefetch/replay"}, false},
 	{"pagecache/view", []string{"internal/page"}, false},

@@ -152,7 +152,10 @@ class RowDataset(Dataset):
         there = max(size - offset, 0) // self._bytes if offset >= 0 else 0
         self._count = there if count is None else count
         if not 0 < self._count <= there:
-            raise ValueError(f"{path} has {there} rows of {self._bytes} bytes from {offset} on, not {self._count or 'any'}")
+            raise ValueError(
+                f"{path} has {size} bytes: {there} rows of {self._bytes} bytes from byte {offset} on, and "
+                + (f"{count} were asked for" if count is not None else "a data set needs one")
+            )
 
     def __len__(self) -> int:
         return self._count

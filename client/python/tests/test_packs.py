@@ -171,6 +171,8 @@ def test_a_data_set_of_rows(make):
     for wrong in ({"offset": 100_000}, {"count": 34, "offset": 6}, {"offset": -1}, {"count": 0}):
         with pytest.raises(ValueError, match="rows of 40 bytes"):
             gaiafs.Dataset.rows(path, "int32", (5, 2), framework="numpy", **wrong)
+    with pytest.raises(ValueError, match="1329 bytes: 0 rows of 1600 bytes from byte 0 on, and a data set needs one"):
+        gaiafs.Dataset.rows(path, "int32", (400,), framework="numpy")
     with pytest.raises(ValueError, match="not made of whole bytes"):
         gaiafs.Dataset.rows(path, "int32", (0,), framework="numpy")
 

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/dustin/go-humanize"
 )
 
 // ID names a tenant.
@@ -167,7 +169,7 @@ func CheckFor(total int64, list []Tenant) error {
 	guaranteed := int64(0)
 	for _, t := range list {
 		if guaranteed += t.Guaranteed; guaranteed > total || guaranteed < 0 {
-			return fmt.Errorf("more is guaranteed to tenants than the %d bytes that the device has", total)
+			return fmt.Errorf("more is guaranteed to tenants than its budget of %s", humanize.IBytes(uint64(total)))
 		}
 	}
 	return nil
