@@ -42,6 +42,9 @@ func (fs *fileSystem) Read(cancel <-chan struct{}, in *fuse.ReadIn,
 		defer ctx.end()
 		n, fromHome, err := f.Read(ctx, buf, off, direct, of)
 		if !fromHome {
+			if direct && err == nil {
+				n = withHole(fs, of.node, buf, n, off)
+			}
 			return readResult(buf[:n], err, direct)
 		}
 		if err != nil {
@@ -51,6 +54,9 @@ func (fs *fileSystem) Read(cancel <-chan struct{}, in *fuse.ReadIn,
 	n, err := readAt(of.fd, buf, off)
 	if off == 0 && 0 < n && n < aheadLargest {
 		fs.ahead.read(of.node)
+	}
+	if direct && err == nil {
+		n = withHole(fs, of.node, buf, n, off)
 	}
 	return readResult(buf[:n], err, direct)
 }

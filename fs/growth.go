@@ -46,3 +46,19 @@ func (k kernelPages) SendFrom(off int64) error {
 	}
 	return k.fs.invalidate(n, off&^(page.Size-1), -1)
 }
+
+// withHole adds to the got bytes at off that a READ of n has the zeros up to the end that the kernel knows, and returns
+// how many bytes there are. If the kernel caches writes, a file may be shorter in home. What lies in between is a hole,
+// because the kernel sends its pages of a range before it reads there with O_DIRECT. It takes a short answer to a READ
+// in the background (io_submit, io_uring) for end of file, and completes others by itself.
+func withHole(fs *fileSystem, n *node, buf []byte, got int, off int64) int {
+	if got == len(buf) || !fs.writeBack || !fs.mayBeWritten(n.content()) {
+		return got
+	}
+	end := int(min(kernelSize(fs, n)-off, int64(len(buf))))
+	if end <= got {
+		return got
+	}
+	clear(buf[got:end])
+	return end
+}

@@ -1,11 +1,14 @@
 package fs
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -300,6 +303,74 @@ func TestDeviceStoresInAFileBelowAnotherMount(t *testing.T) {
 		_, err = f.ReadAt(got, 0)
 		require.NoError(t, err)
 		require.Equal(t, "inside", string(got[5000:5006]))
+	})
+}
+
+// backgroundRead reads into p, which is aligned, by io_submit(2). It returns the result.
+func backgroundRead(t *testing.T, fd int, p []byte, off int64) int64 {
+	t.Helper()
+	var ring uintptr
+	_, _, errno := unix.Syscall(unix.SYS_IO_SETUP, 1, uintptr(unsafe.Pointer(&ring)), 0)
+	require.Zero(t, errno)
+	defer unix.Syscall(unix.SYS_IO_DESTROY, ring, 0, 0)
+	asked := &struct { // struct iocb; the kernel uses it and p until the event is there
+		data              uint64
+		key, flags        uint32
+		opcode            uint16
+		priority          int16
+		fd                uint32
+		buf, length       uint64
+		offset            int64
+		_                 uint64
+		iocbFlags, notify uint32
+	}{fd: uint32(fd), buf: uint64(uintptr(unsafe.Pointer(&p[0]))), length: uint64(len(p)), offset: off}
+	_, _, errno = unix.Syscall(unix.SYS_IO_SUBMIT, ring, 1, uintptr(unsafe.Pointer(&asked)))
+	require.Zero(t, errno)
+	var event struct{ data, asked, result, result2 int64 }
+	n, _, errno := unix.Syscall6(unix.SYS_IO_GETEVENTS, ring, 1, 1, uintptr(unsafe.Pointer(&event)), 0, 0)
+	require.Zero(t, errno)
+	require.EqualValues(t, 1, n)
+	runtime.KeepAlive(asked)
+	runtime.KeepAlive(p)
+	return event.result
+}
+
+// TestBackgroundReadsOfAHole: a program makes a file longer, and reads the hole with O_DIRECT in the background. It gets
+// zeros up to the file's end, also if only the kernel knows that end.
+func TestBackgroundReadsOfAHole(t *testing.T) {
+	everyModeWithDevices(t, func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary) {
+		for _, mapped := range []bool{false, true} {
+			path := filepath.Join(s.mnt, fmt.Sprint("f", mapped))
+			f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
+			require.NoError(t, err)
+			_, err = f.Write([]byte("start"))
+			require.NoError(t, err)
+			require.NoError(t, f.Sync())
+			if mapped {
+				defer mapOn(t, cache, n, f, 0, page.Size).close(t)
+			}
+			const size = 100*page.Size + 3
+			_, err = f.WriteAt([]byte("end"), size-3)
+			require.NoError(t, err)
+			direct, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECT, 0)
+			require.NoError(t, err)
+			for off, want := range map[int64]int64{
+				0: 2 * page.Size, 50 * page.Size: 2 * page.Size, 99 * page.Size: page.Size + 3, 100 * page.Size: 3,
+				101 * page.Size: 0,
+			} {
+				p := aligned(2 * page.Size)
+				for i := range p {
+					p[i] = 'p'
+				}
+				require.Equal(t, want, backgroundRead(t, direct, p, off), "at %d", off)
+				whole := make([]byte, want)
+				_, err := f.ReadAt(whole, off)
+				require.NoError(t, err)
+				require.Equal(t, whole, p[:want], "at %d", off)
+			}
+			require.NoError(t, unix.Close(direct))
+			require.NoError(t, f.Close())
+		}
 	})
 }
 

@@ -64,6 +64,12 @@ func (fs *fileSystem) knownSize(n *node, size, end int64) int64 {
 	if n.content().live() == nil {
 		return -1 // not asked; devices may hold part of the file by the time of the change
 	}
+	return kernelSize(fs, n)
+}
+
+// kernelSize returns the size of n that a kernel that caches writes knows. It is negative if kernelSize cannot find out.
+// The caller holds no lock.
+func kernelSize(fs *fileSystem, n *node) int64 {
 	var st unix.Statx_t
 	err := fs.through(n, func(fd int) error {
 		return unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_SIZE, &st)
