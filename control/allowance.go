@@ -8,12 +8,12 @@ import (
 	"time"
 )
 
-// What an ordinary user's requests keep while they run, beyond a frame each, and what those of all ordinary users keep.
+// Limits of the bytes that the running requests of ordinary users keep beyond a frame each: of one user, and of all.
 const (
 	mostKept    = maxLarge
 	mostAllKept = 4 * mostKept
-	// keptPatience is how long a connection waits, unread, for earlier requests of the user to end. Then the request
-	// fails, because what it waits for may be behind it.
+	// keptPatience is how long the daemon stops reading a connection, until earlier requests of the user end. Then the
+	// request fails, because those may need a request that is still unread.
 	keptPatience = 2 * time.Second
 )
 

@@ -36,8 +36,8 @@ func (c *content) changeHome(
 	}
 }
 
-// keepingModified returns do followed by what leaves home's mtime as it was. If the daemon may not set it, because it
-// runs as an ordinary user and the file belongs to another one, mtime moves.
+// keepingModified returns a function that calls do, and then sets home's mtime back. If the daemon may not set it,
+// because it runs as an ordinary user and the file belongs to another one, mtime moves.
 func (c *content) keepingModified(fs *fileSystem, fd int, do func(off, n int64) error) func(off, n int64) error {
 	return func(off, n int64) error {
 		err := do(off, n)

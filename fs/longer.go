@@ -82,8 +82,8 @@ func (fs *fileSystem) lengthen(n *node, fd int, size, end int64, do func() error
 	return err
 }
 
-// tellSize is called before the kernel is told the attributes st of n. If the size is new, it makes the
-// kernel ready for it, and fills st again if n is open. It may wait for reads and writes of n.
+// tellSize is called before the kernel is told the attributes st of n. If the size is new, it makes the kernel ready
+// for it, and fills st again if n is open. It may wait for reads and writes of n.
 func (fs *fileSystem) tellSize(n *node, st *unix.Statx_t) {
 	if !n.isRegular() || n.told.Load() == int64(st.Size) {
 		return

@@ -198,7 +198,7 @@ func (w *witness) setModified(fd int, mtime unix.Timespec, set func() error) err
 	return nil
 }
 
-// keepModified calls set with the mtime that the file had before the change that is under way, or that was set since.
+// keepModified calls set with the file's mtime: that of before the present change, or the one that was set since.
 func (w *witness) keepModified(set func(mtime unix.Timespec) error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

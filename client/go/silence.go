@@ -14,8 +14,8 @@ import (
 // silence is how long a call waits before it says on stderr for whom.
 var silence = 5 * time.Second
 
-// watch says, if a request takes long, that the daemon is stopped. A daemon that works may take long. The caller calls
-// Stop when the request has ended.
+// watch reports on stderr that the daemon is stopped, if a request takes long. A daemon that runs may take long, too.
+// The caller calls Stop when the request has ended.
 func (c *conn) watch() *time.Timer {
 	return time.AfterFunc(silence, func() {
 		if who := stoppedPeer(c.uc); who != "" {

@@ -44,7 +44,7 @@ type warmed struct {
 	Pages int64 `json:"pages"`
 }
 
-// inspectionFor removes what the viewer may not see: mappings of other users, and whose the others' views are.
+// inspectionFor removes what the viewer may not see: mappings of other users, and the users of their views.
 func inspectionFor(in pagecache.Inspection, v control.Viewer) pagecache.Inspection {
 	if v.All {
 		return in

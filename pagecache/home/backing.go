@@ -12,8 +12,8 @@ type Signature struct {
 	Mtime, Ctime time.Time
 }
 
-// Backing is the backing file, as buffered I/O sees it. Its methods may be called from any goroutine. Errors
-// are syscall.Errno, wrapped or not.
+// Backing is the backing file, as buffered I/O sees it. Its methods may be called from any goroutine. Errors are
+// syscall.Errno, wrapped or not.
 type Backing interface {
 	// ReadAt reads up to len(p) bytes at off. It returns fewer only at end of file, with a nil error.
 	ReadAt(p []byte, off int64) (int, error)

@@ -1,4 +1,4 @@
-// Package home is what home is: the backing file of a file, and what is laid over it.
+// Package home reads and writes the home of a file: its backing file.
 //
 // # Model
 //
@@ -9,7 +9,7 @@
 //   - the times that programs are shown while released bytes are written (times.go);
 //   - how home is written: by several cores, in steps, and with a look at direct changes before each (write.go).
 //
-// Only this package asks which of the optional interfaces a Backing has.
+// Only this package asks which of its optional interfaces a Backing has.
 //
 // # Locks
 //

@@ -20,13 +20,11 @@ const (
 	LookAgain = 100 * time.Microsecond
 )
 
-// Write writes the pages of ranges home, up to end of file, and returns how many ranges were written. It may
-// stop after limit bytes. Bytes that others append directly in SOURCE lie past the end that devices know. Devices have
-// zeros there, so these are not written. With careful set, home has been looked at; it looks again before writes, and
-// fails with Changed.
-func (h *Home) Write(
-	ranges []page.Range, bufs [][]byte, careful bool, limit int64,
-) (written int, err error) {
+// Write writes the pages of ranges home, up to end of file, and returns how many ranges were written. It may stop after
+// limit bytes. Bytes that others append directly in SOURCE lie past the end that devices know. Devices have zeros
+// there, so Write leaves these bytes alone. With careful set, the caller has looked at home; Write looks again before
+// it writes, and fails with Changed.
+func (h *Home) Write(ranges []page.Range, bufs [][]byte, careful bool, limit int64) (written int, err error) {
 	noticed := h.changes
 	if !careful {
 		if noticed, err = h.file.Look(); err != nil {
@@ -81,8 +79,8 @@ func (h *Home) writeSome(ranges []page.Range, bufs [][]byte, size int64, careful
 	return written, nil
 }
 
-// writeNext writes the first of ranges, up to size. Runs that adjoin it in the file and in memory are written
-// with it, until there are most bytes. It returns the number of runs and of their bytes.
+// writeNext writes the first of ranges, up to size. Runs that adjoin it in the file and in memory are written with it,
+// until there are most bytes. It returns the number of runs and of their bytes.
 func (h *Home) writeNext(ranges []page.Range, bufs [][]byte, size, most int64) (runs int, n int64, err error) {
 	rg, buf, runs := ranges[0], bufs[0], 1
 	for _, next := range ranges[1:] {
@@ -99,8 +97,8 @@ func (h *Home) writeNext(ranges []page.Range, bufs [][]byte, size, most int64) (
 	return runs, rg.Bytes(), err
 }
 
-// writeParallel writes the first of ranges and those that adjoin it in the file by several cores, if they are
-// large enough and end before size. It returns the number of runs; 0 means that they have to be written in another way.
+// writeParallel writes the first of ranges and those that adjoin it in the file by several cores, if they are large
+// enough and end before size. It returns the number of runs; 0 means that they have to be written in another way.
 func (h *Home) writeParallel(ranges []page.Range, bufs [][]byte, size int64) (runs int) {
 	file, ok := h.file.(ParallelWriter)
 	if !ok {

@@ -11,8 +11,7 @@ func (k *Kernel) MayExtend() { k.asked.Add(1) }
 // MayBeLonger reports whether the kernel may know the file to be longer than home.
 func (k *Kernel) MayBeLonger() bool { return k.cachesWrites && k.sentAll != k.asked.Load() }
 
-// SendGrowth makes home as long as the kernel knows the file to be. The caller does not hold the
-// file's lock.
+// SendGrowth makes home as long as the kernel knows the file to be. The caller does not hold the file's lock.
 func (k *Kernel) SendGrowth(ctx context.Context) error {
 	if err := k.mu.LockIn(ctx); err != nil {
 		return err

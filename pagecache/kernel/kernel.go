@@ -35,7 +35,7 @@ type Executor interface {
 	NotDropped(pages page.Range, err error)
 }
 
-// Kernel is what the kernel has of a file. The file's lock guards its fields.
+// Kernel keeps track of the kernel's pages of a file. The file's lock guards its fields.
 type Kernel struct {
 	mu   Lock     // the file's; immutable
 	file Executor // immutable
