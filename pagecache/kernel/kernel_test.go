@@ -86,6 +86,13 @@ func TestReleasesEndWhenTheKernelHasDroppedTheirPages(t *testing.T) {
 		require.Empty(t, k.Ends(page.Range{Start: 2, End: 4}))
 		end = k.Ends(both)[0]
 		f.BeginWrite(page.Range{End: 1}).Commit(page.Range{End: 1}) // the kernel has the page again
+		f.meanwhile = func() {
+			select {
+			case <-end:
+				t.Error("the wait ended before the kernel dropped the page that came back")
+			default:
+			}
+		}
 	}
 	k.Drop(drain)
 	require.Empty(t, k.Ends(both))
