@@ -1,8 +1,6 @@
 package fs
 
 import (
-	"math"
-
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"github.com/gaiafs/gaiafs/internal/page"
@@ -27,7 +25,7 @@ func (fs *fileSystem) beforeWrite(cancel <-chan struct{}, in *fuse.InHeader) {
 	}
 	ctx := newRequest(cancel, &in.Caller)
 	defer ctx.end()
-	known := fs.knownSize(n, 0, math.MaxInt64)
+	known := kernelSize(fs, n)
 	var err error
 	fs.aside(func() { err = f.BeforeWrite(ctx, known) })
 	if err != nil {

@@ -272,8 +272,8 @@ func TestStoresPastTheEndThatTheKernelKnows(t *testing.T) {
 	})
 }
 
-// TestDeviceStoresInAFileBelowAnotherMount: a bind mount of SOURCE covers the directory of an open file. What the daemon
-// asks the kernel about the file, and tells it, concerns the file on the mount all the same.
+// TestDeviceStoresInAFileBelowAnotherMount: a bind mount of SOURCE covers the directory of an open file. What the
+// daemon asks the kernel about the file, and tells it, concerns the file on the mount all the same.
 func TestDeviceStoresInAFileBelowAnotherMount(t *testing.T) {
 	requireRoot(t)
 	everyModeWithDevices(t, func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary) {
@@ -335,8 +335,8 @@ func backgroundRead(t *testing.T, fd int, p []byte, off int64) int64 {
 	return event.result
 }
 
-// TestBackgroundReadsOfAHole: a program makes a file longer, and reads the hole with O_DIRECT in the background. It gets
-// zeros up to the file's end, also if only the kernel knows that end.
+// TestBackgroundReadsOfAHole: a program makes a file longer, and reads the hole with O_DIRECT in the background. It
+// gets zeros up to the file's end, also if only the kernel knows that end.
 func TestBackgroundReadsOfAHole(t *testing.T) {
 	everyModeWithDevices(t, func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary) {
 		for _, mapped := range []bool{false, true} {

@@ -67,8 +67,8 @@ func (fs *fileSystem) knownSize(n *node, size, end int64) int64 {
 	return kernelSize(fs, n)
 }
 
-// kernelSize returns the size of n that a kernel that caches writes knows. It is negative if kernelSize cannot find out.
-// The caller holds no lock.
+// kernelSize returns the size of n that a kernel that caches writes knows. It is negative if kernelSize cannot find
+// out. The caller holds no lock.
 func kernelSize(fs *fileSystem, n *node) int64 {
 	var st unix.Statx_t
 	err := fs.through(n, func(fd int) error {
