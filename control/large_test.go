@@ -120,6 +120,29 @@ func TestDescriptorsThatAreNotExpected(t *testing.T) {
 	require.Eventually(t, func() bool { return links(t, f) == 1 }, 30e9, 1e6, "descriptors stayed open")
 }
 
+// TestNoDescriptorLeftForALargeRequest: the request fails, and the connection goes on.
+func TestNoDescriptorLeftForALargeRequest(t *testing.T) {
+	s := start(t, &controltest.Cache{})
+	c, _ := s.connectAll()
+	f := memfd(t, 8, sealed)
+	var limit unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	free, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0) // the lowest free number
+	require.NoError(t, err)
+	require.NoError(t, unix.Close(free))
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(free), Max: limit.Max}))
+	c.sendLarge(ping, 1, 8, f)
+	r := c.read()
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
+	require.Equal(t, uint16(result), r.typ)
+	require.Equal(t, uint64(1), r.id)
+	require.Equal(t, syscall.EMFILE, r.errno(), r.text())
+	c.sendLarge(ping, 2, 8, f)
+	r = c.read()
+	require.Equal(t, uint64(2), r.id)
+	require.Zero(t, r.errno())
+}
+
 // links returns how many descriptors of the file this process has.
 func links(t *testing.T, f *os.File) (n int) {
 	want, err := f.Stat()

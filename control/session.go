@@ -239,12 +239,15 @@ func (s *session) read(buf []byte) (header, []byte, error) {
 	if flags&unix.MSG_TRUNC != 0 {
 		return header{}, nil, breach(0, "frame is larger than %d bytes", maxRequest)
 	}
-	if flags&unix.MSG_CTRUNC != 0 { // the kernel has closed them
-		return header{}, nil, breach(0, "descriptors came with a request")
-	}
 	h, body, err := decodeHeader(buf[:n])
 	if err != nil {
 		return header{}, nil, breach(0, "%v", err)
+	}
+	if flags&unix.MSG_CTRUNC != 0 { // the kernel has closed them
+		if rights != nil && rn == 0 && h.flags&flagLarge != 0 && h.id != 0 {
+			return h, nil, &refusal{h.id, failure(syscall.EMFILE, "the daemon has no descriptor left for the request")}
+		}
+		return header{}, nil, breach(0, "descriptors came with a request")
 	}
 	return s.openLarge(h, body, files)
 }

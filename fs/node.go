@@ -363,8 +363,7 @@ func (fs *fileSystem) openVerified(n *node, dir int, name string, flags int) (in
 	return fd, 0
 }
 
-// openat opens name relative to dir, with O_CLOEXEC. If descriptors have run out, it closes idle ones of nodes and
-// tries again.
+// openat opens name relative to dir, with O_CLOEXEC. If descriptors have run out, it closes idle ones and tries again.
 func (fs *fileSystem) openat(dir int, name string, flags int, mode uint32) (int, error) {
 	return fs.opened(func() (int, error) { return unix.Openat(dir, name, flags|unix.O_CLOEXEC, mode) })
 }
@@ -377,7 +376,14 @@ func (fs *fileSystem) opened(open func() (int, error)) (int, error) {
 		case err == nil:
 			return fd, nil
 		case err == syscall.EINTR:
-		case (err == syscall.EMFILE || err == syscall.ENFILE) && tries < 3 && fs.descriptors.shed():
+		case (err == syscall.EMFILE || err == syscall.ENFILE) && tries < 3:
+			closed := fs.descriptors.shed()
+			if fs.cache != nil && pagecache.CloseUnused(fs.cache) {
+				closed = true
+			}
+			if !closed {
+				return -1, err
+			}
 			tries++
 		default:
 			return -1, err

@@ -13,7 +13,12 @@ func (c *Cache) makeRoom(n int64) bool {
 	if c.memory.fits(n) {
 		return true
 	}
-	unused, byUser, all := c.unusedViews()
+	unused := c.unusedViews(leastList)
+	byUser, all := make(map[uint32]int64), int64(0)
+	for _, v := range unused {
+		byUser[v.user] += v.host
+		all += v.host
+	}
 	for c.memory.fits(n-all) && !c.memory.fits(n) && len(unused) > 0 {
 		i := 0
 		for k, v := range unused {
@@ -33,22 +38,43 @@ func (c *Cache) makeRoom(n int64) bool {
 	return c.memory.fits(n)
 }
 
-// unusedViews returns the views that makeRoom may drop, the least recently used first, and the host memory that they
-// take: by user, and in all.
-func (c *Cache) unusedViews() (unused []*View, byUser map[uint32]int64, all int64) {
+// unusedViews returns the views that may be dropped and take more than so many bytes of host memory, the least recently
+// used first.
+func (c *Cache) unusedViews(least int64) (unused []*View) {
 	c.mu.Lock()
 	for _, v := range c.viewsByKey {
-		if v.users == 0 && v.host > leastList {
+		if v.users == 0 && v.host > least {
 			unused = append(unused, v)
 		}
 	}
 	slices.SortFunc(unused, func(a, b *View) int { return cmp.Compare(a.used, b.used) })
 	c.mu.Unlock()
-	unused = slices.DeleteFunc(unused, func(v *View) bool { _, pinned := v.Pinned(); return pinned })
-	byUser = make(map[uint32]int64)
-	for _, v := range unused {
-		byUser[v.user] += v.host
-		all += v.host
+	return slices.DeleteFunc(unused, func(v *View) bool { _, pinned := v.Pinned(); return pinned })
+}
+
+// CloseUnused drops half of the views that nobody uses, the least recently used first, and closes files that nothing
+// else uses. It reports whether it dropped any. It is for callers that got EMFILE or ENFILE, whatever locks they hold:
+// it does not block. Pinned views stay.
+func CloseUnused(c *Cache) (any bool) {
+	unused := c.unusedViews(0)
+	for _, v := range unused[:(len(unused)+1)/2] {
+		if !v.forget() {
+			continue
+		}
+		any = true
+		c.lanes.work.Go(func() { v.free() })
+		busy := false
+		for _, f := range v.files {
+			if !f.mu.TryLock() {
+				busy = true
+				continue
+			}
+			f.dropIdleLocked()
+			f.mu.Unlock()
+		}
+		if busy {
+			v.dropEmptyBeside()
+		}
 	}
-	return unused, byUser, all
+	return any
 }

@@ -1,6 +1,7 @@
 package stress
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -377,6 +378,42 @@ func TestOutOfDescriptors(t *testing.T) {
 	})
 	again := gpu(t, m.Path("file1"), 4096, 0)
 	assert.Equal(t, "CONTENT", string(load(t, again)[:7]))
+}
+
+// TestUnusedViewsKeepNoDescriptors makes views of more files than the daemon may have open. A view and its files stay
+// when its program has closed it. They are given up when descriptors run out.
+func TestUnusedViewsKeepNoDescriptors(t *testing.T) {
+	testdevice.Emulated(t, "the driver opens descriptors of its own, and how many is not known")
+	const views, each = 12, 40
+	m := testmount.Start(t, testmount.Options{Limit: 250, Memory: 64 << 20})
+	path := func(i int) string { return fmt.Sprint("file", i) }
+	content := func(i int) []byte { return bytes.Repeat(fmt.Appendf(nil, "%d;", i), 20) }
+	for i := range views * each {
+		require.NoError(t, os.WriteFile(filepath.Join(m.Source, path(i)), content(i), 0o600))
+	}
+	for k := range views {
+		var files []*os.File
+		var segments []gaiafs.Segment
+		for i := range each {
+			f, err := os.Open(m.Path(path(k*each + i)))
+			require.NoError(t, err, "file %d of view %d", i, k)
+			files = append(files, f)
+			segments = append(segments, gaiafs.Segment{File: i, Length: int64(len(content(k*each + i)))})
+		}
+		v, err := gaiafs.MapView(files, segments, 0)
+		require.NoError(t, err, "view %d", k)
+		for i := range each {
+			want := content(k*each + i)
+			got := make([]byte, len(want))
+			_, err := v.ReadAt(got, v.Offset(i))
+			require.NoError(t, err)
+			require.Equal(t, string(want), string(got), "file %d of view %d", i, k)
+		}
+		for _, f := range files {
+			require.NoError(t, f.Close())
+		}
+		require.NoError(t, v.Close())
+	}
 }
 
 // TestBadArguments makes the calls that must be refused, on a real mount.
