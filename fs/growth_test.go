@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -303,6 +304,34 @@ func TestDeviceStoresInAFileBelowAnotherMount(t *testing.T) {
 		_, err = f.ReadAt(got, 0)
 		require.NoError(t, err)
 		require.Equal(t, "inside", string(got[5000:5006]))
+	})
+}
+
+// TestAnAbortedGroupBelowAnEndThatTheKernelKnows: a group stores before an end of the file that home may not have yet.
+// If it is aborted, no later release brings these stores into the file.
+func TestAnAbortedGroupBelowAnEndThatTheKernelKnows(t *testing.T) {
+	everyModeWithDevices(t, func(t *testing.T, s *scene, cache *pagecache.Cache, n *notary) {
+		ctx := context.Background()
+		f, err := os.OpenFile(filepath.Join(s.mnt, "f"), os.O_CREATE|os.O_RDWR, 0o644)
+		require.NoError(t, err)
+		defer f.Close()
+		w := mapOn(t, cache, n, f, 0, page.Size)
+		defer w.close(t)
+		_, err = f.WriteAt([]byte("written"), 1000)
+		require.NoError(t, err)
+		g, err := cache.BeginGroup(ctx, []pagecache.GroupRange{{Of: w.Mapping, Len: page.Size}})
+		require.NoError(t, err)
+		w.store(t, 500, []byte("aborted"))
+		g.Abort(ctx)
+		w.release(t, page.Size)
+		want := make([]byte, 1007)
+		copy(want[1000:], "written")
+		require.NoError(t, f.Sync())
+		for _, path := range []string{f.Name(), filepath.Join(s.source, "f")} {
+			got, err := os.ReadFile(path)
+			require.NoError(t, err)
+			require.Equal(t, want, got)
+		}
 	})
 }
 

@@ -369,6 +369,10 @@ func (g *Group) Abort(ctx context.Context) {
 // releases the pages during the call, and nothing of them is pending.
 func (p *groupPart) undo(ctx context.Context) {
 	f, h := p.f, p.h
+	if err := f.kernel.SendGrowth(ctx); err != nil {
+		f.c.log.Warn("stores of an unreleased group past the end that SOURCE knows may become part of the file", "file",
+			f.Name(), "error", err)
+	}
 	modified, err := h.modified(ctx, p.pages)
 	if h.dev.gone() != nil {
 		return // the stores are lost with the device
