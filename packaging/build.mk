@@ -51,7 +51,7 @@ PACKAGE_VERSION = $(eval PACKAGE_VERSION := $(shell packaging/version))$(PACKAGE
 
 .PHONY: deb rpm
 deb rpm: ## Build packages for Debian and Fedora and their relatives, in build/packages
-	@$(MAKE) -s stage LIBDIR=$(LIBDIR) >$(BUILD)/$@.log 2>&1 || { cat $(BUILD)/$@.log; exit 1; }
+	@mkdir -p $(BUILD); $(MAKE) -s stage LIBDIR=$(LIBDIR) >$(BUILD)/$@.log 2>&1 || { cat $(BUILD)/$@.log; exit 1; }
 	@packaging/finish $@ $(STAGE) $(PACKAGE_VERSION)
 	@mkdir -p $(PACKAGE_DIR)
 	@rm -f $(PACKAGE_DIR)/*.$@
