@@ -25,7 +25,7 @@ const (
 	choreFree
 	choreFlush
 	choreClose
-	choreViews // dropEmptyViews
+	choreViews // dropEmptyBeside
 	choreLand
 	choreUnlock
 	choreLock // lockDue
