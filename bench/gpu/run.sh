@@ -93,7 +93,7 @@ if [ $tests = 1 ] && [ $emulated = 0 ]; then
 	[ $quick = 0 ] || steps_in_all=2000 stress=(-stress.ops 20000 -stress.for 5s)
 	step cuda 200 src/gpubackend/cuda env $(on $all) ./gpu.test "${test_flags[@]}"
 	step client-go 120 src/client/go env $(on 1) ./gpu.test "${test_flags[@]}"
-	step pagecache 200 src/pagecache env $(on $all) ./gpu.test "${test_flags[@]}"
+	step pagecache 400 src/pagecache env $(on $all) ./gpu.test "${test_flags[@]}"
 	for n in 1 2 4; do
 		[ $n -le $all ] || continue
 		step random-$n 300 src/internal/mounttest env $(on $n) ./gpu.test "${test_flags[@]}" -steps=$steps_in_all
