@@ -458,7 +458,7 @@ s.save_file({"w": a.reshape(1024, 1024), "x.w": a.reshape(64, -1)[:, ::2].copy()
 	require.NoError(t, os.Truncate(path, 1<<20))
 	r = bench("--python", python)
 	require.Equal(t, exitFailure, r.code)
-	require.Contains(t, r.out, "FormatError")
+	require.Contains(t, r.out, "SafetensorError")
 	p.requireClean(t)
 }
 

@@ -122,7 +122,7 @@ func TestDevices(t *testing.T) {
 		require.NoError(t, g.Set(text), text)
 		require.Equal(t, want, g.String(), text)
 	}
-	for _, text := range []string{"", "emulated:", "emulated:0", "emulated:161", "emulated:x", "cuda:-1", "cuda:0,0",
+	for _, text := range []string{"", "emulated:", "emulated:0", "emulated:161", "emulated:x", "cuda:-", "cuda:0,0",
 		"cuda:255", "cuda:1,", "auto:1", "none:0", "rocm:0", "cuda,cuda:1", "auto,cuda", "cuda:0,none", "emulated:1,",
 		",cuda"} {
 		var g gpuChoice

@@ -332,7 +332,9 @@ func TestDeviceMemoryTakenByOthers(t *testing.T) {
 	p := start(t, "obedient", m.Path("file"), 0, 4)
 	m.Exhaust(0, 1)
 	text := p.fails("map", syscall.ENOMEM)
-	require.Contains(t, text, "device 0 has no memory left although only 0 B of its 256 MiB are used here: other programs use the GPU's memory")
+	require.Contains(t, text,
+		"needs 2.0 MiB of device 0, which has no memory left although only 0 B of its 256 MiB are used here: other "+
+			"programs use the GPU's memory")
 	p.does("map", "store 0", "sync", "unmap")
 	got, err := os.ReadFile(m.Path("file"))
 	require.NoError(t, err)

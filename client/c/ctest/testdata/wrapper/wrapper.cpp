@@ -94,7 +94,7 @@ static void brackets(const std::string &path)
 		gaiafs::bracket several({ small.range(0, 10), large.range(3 * part, 10), stays.range() });
 		auto inner = large.use(part, 1);
 		CHECK(small.data()[1] == 105 && large.data()[3 * part + 1] == 108 && large.data()[part + 1] == 106 && stays.data()[0] == 0);
-		THROWS(gaiafs::bracket none(std::vector<gaia_range>{}), EINVAL, "at least one");
+		THROWS(gaiafs::bracket none(std::vector<gaia_range>{}), EINVAL, "a bracket of 0 ranges; it has 1 to");
 		THROWS(static_cast<void>(large.use()), ENOMEM, "budget");
 		THROWS(static_cast<void>(large.use(large.size(), 1)), EINVAL, "past the end");
 	}
